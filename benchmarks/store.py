@@ -154,7 +154,7 @@ def main() -> None:
         study = folder / "study.toml"
         study.write_text("".join(f"{key} = {canonical_json(value)}\n" for key, value in settings.items()))
         store = Store(folder / "store")
-        runs = plan_study(Study(**settings).speclist().runs.values())
+        runs = list(plan_study(Study(**settings).spec).runs.values())
         if len(store.runs()) != len(runs):
             store.make()
             for run in runs:

@@ -62,9 +62,7 @@ def _page_only_where_it_is_read(request: pytest.FixtureRequest, monkeypatch: pyt
         return
     page = pytest.importorskip("headtohead.report.page")
 
-    def stub(
-        path: Path, manifest: object, verdicts: object, results: object, damage: object, stamp: str
-    ) -> Path:
+    def stub(path: Path, analysis: object, damage: object, stamp: str) -> Path:
         (path / "report.html").write_text(f"<!-- {stamp} -->", encoding="utf-8")
         return path / "report.html"
 

@@ -27,11 +27,11 @@ from headtohead.report import page, templates  # noqa: F401  so that no child im
 from headtohead.report.dashboard.status import StatusReader
 from headtohead.report.gather import gather
 from headtohead.study.config.spec import build_study
+from headtohead.study.judge.analysis import Analysis
 from headtohead.study.plan.freeze import planned_seeds
 from headtohead.study.plan.plan import Plan
 from headtohead.study.run import worker
 from headtohead.study.store.archive import export_runs, import_runs
-from headtohead.study.store.manifest import Manifest
 from headtohead.study.store.run_store import RunDirectory, Store
 from headtohead.training import checkpoint
 from headtohead.training.trainer import Trainer
@@ -162,7 +162,7 @@ def read_with_irregular_files(settings: dict[str, Any], folder: Path, log: Path,
     The outcome of each command is logged: nothing, or the message of a UserError. Any other error ends the process.
     """
     resource.setrlimit(resource.RLIMIT_DATA, (8 * 2**30, 8 * 2**30))
-    page.write_report = _gather_all  # type: ignore[assignment]
+    page.write_report = _gather_all
     commands = study_commands(settings, folder)
     run = Store(folder).runs()[0]
     files = [path for path in [*folder.iterdir(), *run.path.rglob("*")] if path.is_file()]
@@ -182,11 +182,9 @@ def read_with_irregular_files(settings: dict[str, Any], folder: Path, log: Path,
                 kept.rename(path)
 
 
-def _gather_all(
-    path: Path, manifest: Manifest, _: object, results: Any, damage: list[str], stamp: str
-) -> Path:
-    for contest in manifest.contests():
-        gather(path, manifest, contest, results, damage)
+def _gather_all(path: Path, analysis: Analysis, damage: list[str], stamp: str) -> Path:
+    for contest in analysis.manifest.contests():
+        gather(path, analysis.manifest, contest, analysis.results, damage)
     return path / "report.html"
 
 

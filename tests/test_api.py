@@ -40,8 +40,8 @@ def test_a_loaded_run_has_its_companion_and_its_score(raced: tuple[str, dict[str
     for arm in (HYBRID, FIXED):
         result = runs[arm].result()
         assert result is not None
-        assert result["status"] == "done"
-        assert score(raced, arm) == pytest.approx(result["test"]["nats"], rel=1e-6)
+        assert result.status == "done"
+        assert score(raced, arm) == pytest.approx(result.test.values["nats"], rel=1e-6)
     model, _ = h2h.load(runs[FIXED].path)
     train = prepare(corpus).splits["train"].tokens
     assert model.companion is not None

@@ -17,13 +17,11 @@ from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import progress_bar
 from headtohead.common.schema import read_document
 from headtohead.papers.faster_qk.work import Toy, ToyPlan, read_toy, work_toy
-from headtohead.study.claims import ClaimResult, Finished, judge_claims
+from headtohead.study.claims import ClaimResult, judge_claims
 from headtohead.study.claims.criteria import MAIN
-from headtohead.study.claims.evidence import Finder
 from headtohead.study.claims.paper import TOY, Paper, find_paper, read_paper, sister
 from headtohead.study.environment import choose_device
 from headtohead.study.run.execute import Summary
-from headtohead.study.store.run_store import Store, read_probe
 
 
 @dataclass
@@ -194,7 +192,7 @@ class _Work:
         if not (needed := sister(settings)):
             return settings
         place, there = self._place(needed), self.found.studies.get(needed)
-        done = [run for run, result in (there.results if there else {}).items() if result["status"] == "done"]
+        done = [run for run, result in (there.results if there else {}).items() if result.status == "done"]
         if not done:
             raise UserError(
                 f"study {name} initializes its models from study {needed}, which has no finished run in {place}"
@@ -211,10 +209,7 @@ class _Work:
     def judged(self, quiet: bool) -> Reproduction:
         """Judge the claims by all available studies; write claims.json, and the page of [study] if it has verdicts."""
         found = self.found
-        studies = {
-            name: Finished(result.manifest, result.verdicts, result.results, _finder(Store(result.path)))
-            for name, result in found.studies.items()
-        }
+        studies = {name: result.analysis for name, result in found.studies.items()}
         found.claims = judge_claims(self.paper, self.scale, studies, toy=found.toy, absent=self.absent)
         write_json(found.path, [claim.as_dict() for claim in found.claims])
         if MAIN in found.studies and found.study.verdicts:  # adds the claims to the page
@@ -229,15 +224,3 @@ def _recorded(place: Path) -> dict[str, Any]:
         raise DamagedFile(f"damaged file {place}: no settings; run the study again to rewrite it")
     settings: dict[str, Any] = record["settings"]
     return settings
-
-
-def _finder(store: Store) -> Finder:
-    """Return a function that reads a run's probe result; a damaged file gives None, and the page names it."""
-
-    def found(run: str, name: str) -> dict[str, Any] | None:
-        try:
-            return read_probe(store.run(run), name)
-        except DamagedFile:
-            return None
-
-    return found

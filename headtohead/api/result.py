@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,17 @@ from headtohead.common.files import digest, digest_file, open_regular, write_ato
 from headtohead.common.progress import progress_bar
 from headtohead.common.terminal import say
 from headtohead.common.version import VERSION
-from headtohead.study.judge.explanations import ArmExplanation, study_explanations
+from headtohead.study.judge.analysis import Analysis
+from headtohead.study.judge.explanations import ArmExplanation
 from headtohead.study.judge.runs_csv import runs_csv
-from headtohead.study.judge.stability import Stability, study_stability
-from headtohead.study.judge.transfer_matrix import Cell, corpus_matrix, read_probes
-from headtohead.study.judge.trends import Trend, study_trends
+from headtohead.study.judge.stability import Stability
+from headtohead.study.judge.transfer_matrix import Cell
+from headtohead.study.judge.trends import Trend
 from headtohead.study.judge.verdict import Verdict, headlines, sentence, study_verdicts
 from headtohead.study.run.execute import Summary
 from headtohead.study.store.history import Comparison, History, study_marks
 from headtohead.study.store.manifest import Manifest
+from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_store import Store
 
 CLAIMS = "claims.json"
@@ -37,12 +40,17 @@ class StudyResult:
     summary: Summary = field(default_factory=Summary)
     report: Path | None = None
     """Path of the page, if it was written."""
-    results: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    results: dict[str, RunResult] = field(default_factory=dict, repr=False)
     """result.json of every finished run, by run id."""
     damage: list[str] = field(default_factory=list)
     """Files that could not be read and were skipped."""
     added_seeds: frozenset[int] = frozenset()
     """Seeds added after results were available."""
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """What is computed from the results: trends, matrix, stability, explanations."""
+        return Analysis(self.manifest, self.verdicts, self.results, Store(self.path))
 
     def write(self, quiet: bool = False, only_if_changed: bool = False) -> None:
         """Write verdicts.json, trends.json and matrix.json if there are any, runs.csv and the page.
@@ -61,9 +69,9 @@ class StudyResult:
             )
         rows = [row.as_dict() for row in self.verdicts]
         write_json(self.path / "verdicts.json", rows)
-        if trends := self.trends():
+        if trends := self.analysis.trends:
             write_json(self.path / "trends.json", [trend.as_dict() for trend in trends])
-        if cells := self.matrix():
+        if cells := self.analysis.matrix:
             write_json(self.path / "matrix.json", [cell.as_dict() for cell in cells])
         page = self.path / "report.html"
         stamp = _stamp(self.path, self.manifest, rows, self.results)
@@ -77,7 +85,7 @@ class StudyResult:
         except ImportError as error:
             report_skipped(error, quiet)
             return
-        self.report = write_report(self.path, self.manifest, self.verdicts, self.results, self.damage, stamp)
+        self.report = write_report(self.path, self.analysis, self.damage, stamp)
 
     def write_charts(self, quiet: bool = False) -> list[Path]:
         """Write every chart as SVG and PNG into the study's folder `charts`; return the files."""
@@ -86,7 +94,7 @@ class StudyResult:
         except ImportError as error:
             raise UserError(f"charts need {error.name}: pip install altair vl-convert-python") from None
         with progress_bar("drawing", quiet) as progress:
-            return write_charts(self.path, self.manifest, self.verdicts, self.results, progress)
+            return write_charts(self.path, self.analysis, progress)
 
     def sentences(self) -> list[str]:
         """Return each verdict in one sentence."""
@@ -98,21 +106,19 @@ class StudyResult:
 
     def trends(self) -> list[Trend]:
         """Return how each arm's gap changes with size, tokens per parameter and context, if the study has several."""
-        return study_trends(self.manifest, self.results, self.verdicts)
+        return self.analysis.trends
 
     def stability(self) -> list[Stability]:
         """Return divergence rates, loss spikes and sample efficiency per arm, from the runs' training curves."""
-        return study_stability(Store(self.path), self.manifest, self.results)
+        return [row for rows in self.analysis.stability.values() for row in rows]
 
     def matrix(self) -> list[Cell]:
         """Return the scores of arms trained on one corpus and tested on another, if the probe `corpora` was run."""
-        return corpus_matrix(
-            self.manifest, self.results, read_probes(Store(self.path), self.manifest, self.results)
-        )
+        return self.analysis.matrix
 
     def explained(self) -> list[ArmExplanation]:
         """Return the attention of each arm on its task, over seeds, if the probe `explain` was run."""
-        return study_explanations(Store(self.path), self.manifest, self.results)
+        return self.analysis.explanations
 
     def to_pandas(self) -> Any:
         """Return the verdicts as a pandas frame."""
@@ -129,7 +135,7 @@ class StudyResult:
 
 
 def judge_study(
-    store: Store, manifest: Manifest, added: frozenset[int], known: dict[str, dict[str, Any]]
+    store: Store, manifest: Manifest, added: frozenset[int], known: dict[str, RunResult]
 ) -> StudyResult:
     """Return the verdicts of a study; results in `known` are not read again."""
     damage: dict[str, str] = {}
@@ -145,11 +151,9 @@ def judge_study(
     )
 
 
-def _stamp(
-    path: Path, manifest: Manifest, rows: list[dict[str, Any]], results: dict[str, dict[str, Any]]
-) -> str:
+def _stamp(path: Path, manifest: Manifest, rows: list[dict[str, Any]], results: dict[str, RunResult]) -> str:
     """Return a digest of everything the page shows."""
-    checksums = sorted((run, str(result.get("checksum"))) for run, result in results.items())
+    checksums = sorted((run, result.checksum or "None") for run, result in results.items())
     claims = digest_file(path / CLAIMS) if (path / CLAIMS).is_file() else ""
     return digest(json.dumps([VERSION, manifest.as_dict(), rows, checksums, claims], sort_keys=True))[:32]
 

@@ -39,6 +39,7 @@ from headtohead.study.run.resume import reset_failed, reuse_notes, unprobed_note
 from headtohead.study.store.frozen import frozen_population, read_lock
 from headtohead.study.store.history import History, study_marks
 from headtohead.study.store.manifest import Manifest
+from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_store import Store
 
 
@@ -146,7 +147,7 @@ class StudyRunner:
             )
         return freeze_tuning(self.store.path, key, rows)
 
-    def finished(self, plan: Plan) -> dict[str, dict[str, Any]]:
+    def finished(self, plan: Plan) -> dict[str, RunResult]:
         """Return the valid results of a plan's runs; damaged ones are set aside and repeated."""
         ids = list(plan.runs)
         if self.how.retry_failed:

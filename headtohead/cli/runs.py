@@ -11,10 +11,9 @@ from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.files import output_target
 from headtohead.common.numbers import exact_count, number
 from headtohead.common.terminal import say
-from headtohead.study.judge.verdict import METRIC
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.store.archive import export_runs, import_runs
-from headtohead.study.store.manifest import metric_label
+from headtohead.study.store.manifest import METRIC, metric_label
 from headtohead.study.store.run_store import Store
 
 
@@ -54,12 +53,19 @@ def command(
             continue
         tokens = exact_count(spec.training.tokens)
         place = (spec.label, spec.seed, spec.corpus.label, spec.size.name, tokens)
-        test = (result or {}).get("test", {})
-        metric = test.get("metric", METRIC)
+        test = None if result is None else result.tested
+        metric = METRIC if test is None else test.metric
         units[metric_label(metric)] = None
         numerics = spec.numerics
         mark = "" if numerics == str(NUMERICS) else f", computed with numerics {numerics}"
-        rows.append((run.id, *place, f"{run.state(result)}{mark}", number(test.get(metric), ".4f")))
+        rows.append(
+            (
+                run.id,
+                *place,
+                f"{run.state(result)}{mark}",
+                number(None if test is None else test.values[metric], ".4f"),
+            )
+        )
     rows.sort(key=lambda row: (row[3], row[4], row[1], row[2]))
     score = next(iter(units)) if len(units) == 1 else "score"
     columns = ("run", "arm", "seed", "corpus", "size", "tokens", "state", score)

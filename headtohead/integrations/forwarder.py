@@ -122,9 +122,11 @@ class _Forwarder:
                 line.sent.add(mark)
         if ended:
             del self.lines[key]
-            result = folder.result() or {"status": "stopped"}
-            scores = {name: part for name, part in result.items() if name in ("valid", "test")}
-            line.channel.end(str(result["status"]), rows[-1]["step"] if rows else 0, _numbers(scores))
+            result = folder.result()
+            scores = {} if result is None else {"valid": result.valid, "test": result.test}
+            numbers = _numbers({name: score.values for name, score in scores.items() if score is not None})
+            status = "stopped" if result is None else result.status
+            line.channel.end(status, rows[-1]["step"] if rows else 0, numbers)
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

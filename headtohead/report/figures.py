@@ -13,11 +13,9 @@ from altair.utils.schemapi import debug_mode
 from headtohead.common.errors import UserError
 from headtohead.common.files import write_atomic
 from headtohead.report import charts
-from headtohead.report.gather import Results
 from headtohead.report.panels import CONTEST, STUDY, Figure, View
 from headtohead.report.panels.base import Definition, study_views
-from headtohead.study.judge.verdict import Verdict
-from headtohead.study.store.manifest import Manifest
+from headtohead.study.judge.analysis import Analysis
 
 _FONT = "Liberation Sans, Arial, sans-serif"
 PAPER = charts.theme("#24292f", "#e3e6ea", _FONT) | {"background": "#ffffff"}
@@ -70,9 +68,7 @@ def as_svg(definition: Definition, theme: Definition, width: int = _WIDTH) -> st
 
 def write_charts(
     path: Path,
-    manifest: Manifest,
-    verdicts: list[Verdict],
-    results: Results,
+    analysis: Analysis,
     progress: Callable[[str, float], None],
 ) -> list[Path]:
     """Write every chart of a study as SVG and PNG into its folder `charts`; return the files."""
@@ -83,7 +79,7 @@ def write_charts(
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}") from None
-    views = study_views(path, manifest, verdicts, results, [])
+    views = study_views(path, analysis, [])
     wanted = _files(draw_study(views), "")
     for number, view in enumerate(views, start=1):
         # Corpus names are user input; only letters and digits go into file names.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +16,14 @@ from headtohead.common.numbers import short_count, short_time
 from headtohead.evaluation.tasks import MARGINS
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.store.manifest import METRIC, Contest, Manifest
+from headtohead.study.store.result import NO_COST, Cost, RunResult, Score
 from headtohead.study.store.run_store import Store, read_probe
 from headtohead.training.circuit_rates import with_words
 from headtohead.training.trainer import LOGGED_POINTS
 
 Row = dict[str, Any]
-Results = dict[str, Row]
-"""result.json by run id."""
+Results = Mapping[str, RunResult]
+"""By run id."""
 _ROWS_READ = 100_000
 """Logged rows read per contest; with more, only every n-th row is read."""
 MAX_DRAWN = 40
@@ -38,24 +39,25 @@ class ArmFacts:
     record: Row
     """spec.json of one of its runs, or empty."""
     planned: int
-    results: dict[int, Row]
-    costs: list[Row]
+    results: dict[int, RunResult]
+    costs: list[Cost]
     curves: dict[int, list[Row]]
     probes: dict[str, dict[int, Row]] = field(default_factory=dict)
     """Probe results by probe name and seed."""
 
-    def finished(self) -> dict[int, Row]:
-        """Return the results of its completed runs by seed."""
-        return {seed: row for seed, row in sorted(self.results.items()) if row.get("status") == "done"}
+    def finished(self) -> dict[int, Score]:
+        """Return the test scores of its completed runs by seed."""
+        scores = {seed: result.tested for seed, result in sorted(self.results.items())}
+        return {seed: score for seed, score in scores.items() if score is not None}
 
     def scores(self, metric: str) -> dict[int, float]:
         """Return the test scores of its completed runs by seed."""
-        return {seed: row["test"][metric] for seed, row in self.finished().items()}
+        return {seed: score.values[metric] for seed, score in self.finished().items()}
 
     def tokens_per_byte(self) -> float:
         """Return tokens per byte on the test split, which converts bits per token to bits per byte; 1 for a task."""
-        test: Row = next((row["test"] for row in self.finished().values()), {})
-        return float(test["tokens"]) / float(test["bytes"]) if "bytes" in test else 1.0
+        score = next(iter(self.finished().values()), None)
+        return 1.0 if score is None or score.of_task else score.values["tokens"] / score.values["bytes"]
 
     def found(self, probe: str) -> dict[int, list[Row]]:
         """Return the results of a probe by seed, with any arguments after its name; empty results are left out."""
@@ -68,7 +70,7 @@ class ArmFacts:
 
     def mean_cost(self, key: str) -> float | None:
         """Return the mean of a measured cost over its runs."""
-        values = [float(cost[key]) for cost in self.costs if key in cost]
+        values = [float(value) for cost in self.costs if (value := getattr(cost, key)) is not None]
         return statistics.fmean(values) if values else None
 
 
@@ -128,7 +130,7 @@ def gather(
                 with _noted(damage):
                     if (found := read_probe(run, name)) is not None:
                         facts.probes.setdefault(name, {})[seed] = found
-            if cost := run.costs(results.get(run_id), damage):
+            if (cost := run.costs(results.get(run_id), damage)) != NO_COST:
                 facts.costs.append(cost)
             with _noted(damage):
                 rows = run.curve(results.get(run_id), every, damage) if facts.label in drawn else []
@@ -153,7 +155,7 @@ def arm_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
     """Return one table row of results and costs per arm; further metrics of a task are in `others`."""
     rows = []
     for arm in arms:
-        done = [result["test"] for result in arm.finished().values()]
+        done = [score.values for score in arm.finished().values()]
         means = {
             name: statistics.fmean(row[name] for row in done)
             for name in dict.fromkeys((metric, "nats", "perplexity", *MARGINS))
@@ -177,7 +179,7 @@ def arm_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
                 "rate": None if rate is None else short_count(rate),
                 "seconds": None if seconds is None else short_time(seconds),
                 "tokens": record.get("training", {}).get("tokens"),
-                "epochs": next((result.get("epochs") for result in arm.results.values()), None),
+                "epochs": next((result.epochs for result in arm.results.values()), None),
             }
         )
     return rows

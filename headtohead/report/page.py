@@ -9,10 +9,11 @@ from headtohead.common.files import write_atomic
 from headtohead.report.advice import advice
 from headtohead.report.charts import VERDICTS
 from headtohead.report.figures import draw, draw_study
-from headtohead.report.gather import Results, arm_rows, configuration, drawn_labels, environments
+from headtohead.report.gather import arm_rows, configuration, drawn_labels, environments
 from headtohead.report.panels import View
 from headtohead.report.panels.base import study_views
 from headtohead.report.templates import render
+from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.verdict import Verdict, headlines, sentence
 from headtohead.study.store.manifest import Manifest, metric_label
 
@@ -22,9 +23,7 @@ _NEAR = 0.005
 
 def write_report(
     path: Path,
-    manifest: Manifest,
-    verdicts: list[Verdict],
-    results: Results,
+    analysis: Analysis,
     damage: list[str],
     stamp: str,
 ) -> Path:
@@ -33,7 +32,8 @@ def write_report(
     `damage` lists files left out; `stamp` is a digest of the content, stored in the page's head.
     """
     damage = list(damage)
-    views = study_views(path, manifest, verdicts, results, damage)
+    manifest, verdicts = analysis.manifest, list(analysis.verdicts)
+    views = study_views(path, analysis, damage)
     places = manifest.contests()
     contests = [{**_contest(view), "short": view.contest.title_among(places)} for view in views]
     page = render(

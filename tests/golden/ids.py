@@ -36,7 +36,9 @@ from headtohead.study.plan import step_timing as step_times
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.plan import Plan, Rates
 from headtohead.study.store import frozen
+from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_store import RunDirectory, Store
+from tests.results import run_result
 
 ROOT = Path(__file__).parents[2]
 IDS = Path(__file__).with_name("ids.json")
@@ -120,7 +122,7 @@ class _Scores(Store):
 
     def __init__(self, path: Path, spec: StudySpec) -> None:
         super().__init__(path)
-        self.spec, self.scores = spec, dict[str, dict[str, Any]]()
+        self.spec, self.scores = spec, dict[str, RunResult]()
 
     def finish(self, planned: Plan) -> None:
         """Mark the runs of a plan as done, with synthetic scores."""
@@ -130,9 +132,9 @@ class _Scores(Store):
             measure = planned.measure(entry.contest)
             best = planned.runs[entry.run].training.lr == middle
             score = float(best if measure.better == "higher" else not best)
-            self.scores[entry.run] = {"status": "done", "valid": {measure.name: score}}
+            self.scores[entry.run] = run_result(valid={measure.name: score})
 
-    def results(self, ids: list[str], damage: Any = None) -> dict[str, dict[str, Any]]:
+    def results(self, ids: list[str], damage: Any = None) -> dict[str, RunResult]:
         """Return the scores."""
         return {run_id: self.scores[run_id] for run_id in ids}
 

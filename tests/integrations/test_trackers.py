@@ -112,7 +112,7 @@ def logged(folder: Path) -> dict[str, set[tuple[str, float, int]]]:
             scalars |= {(f"train/{key}", value, step) for key, value in row.items()}
             scalars |= {(f"valid/{key}", value, step) for key, value in scores.items()}
         for split in ("valid", "test"):
-            scores = {key: value for key, value in result[split].items() if key != "blocks"}
+            scores = getattr(result, split).values
             scalars |= {(f"{split}/{key}", value, last) for key, value in scores.items()}
     return found
 
@@ -152,7 +152,7 @@ def test_the_real_tensorboard_reads_back_what_was_tracked(tmp_path: Path) -> Non
     result = run.result()
     assert result is not None
     (score,) = events.Scalars("test/bits_per_byte")
-    assert score.value == pytest.approx(result["test"]["bits_per_byte"], rel=1e-6)
+    assert score.value == pytest.approx(result.test.values["bits_per_byte"], rel=1e-6)
 
 
 def test_the_shell_tracks_and_rejects_unknown_trackers(
@@ -272,7 +272,7 @@ def test_wandb_gets_a_run_per_run_and_no_step_twice(
     )
     result = run.result()
     assert result is not None
-    assert remote.summary["test/bits_per_byte"] == result["test"]["bits_per_byte"]
+    assert remote.summary["test/bits_per_byte"] == result.test.values["bits_per_byte"]
     assert (remote.summary["state"], remote.codes) == ("done", [0])
 
 

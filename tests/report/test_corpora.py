@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ pytest.importorskip("altair")
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels import View
 from headtohead.report.panels.datasets import corpora, matrix
+from headtohead.study.judge.analysis import Analysis
+from headtohead.study.judge.transfer_matrix import Cell, corpus_matrix
 from headtohead.study.judge.verdict import study_verdicts
 from headtohead.study.store.manifest import Contest, Entry, Manifest
+from tests.results import run_result
 
 DIALS = ["coherence:0/64(stdlib)", "coherence:1/64(stdlib)"]
 PROBE = "corpora:" + ",".join(DIALS)
@@ -43,7 +47,7 @@ def views(corpora_given: list[str], gain: float, statistics: bool = True) -> lis
                 run = f"{index}{arm}{seed:014d}"
                 entries.append(Entry(run, label, seed, contest))
                 mine = 3.0 + 0.1 * seed - arm * (gain + 0.001 * seed)
-                results[run] = {"status": "done", "test": score(mine)}
+                results[run] = run_result(test=score(mine))
                 other = DIALS[1 - index]
                 there = {"label": other, "content": "x", "score": score(mine - arm * gain)}
                 probes[run] = {PROBE: {other: there}}
@@ -69,12 +73,28 @@ def views(corpora_given: list[str], gain: float, statistics: bool = True) -> lis
             arm.probes = {PROBE: {seed: probes[run][PROBE] for seed, run in runs.items()}}
             facts.append(arm)
         rows = [row for row in verdicts if row.of(contest)]
-        found.append(View(Path(), manifest, contest, facts, rows))
+        found.append(
+            View(Path(), manifest, contest, facts, rows, Probed(manifest, verdicts, results, probes))
+        )
     return found
 
 
+class Probed(Analysis):
+    """An analysis with the results of probes in place of a store."""
+
+    @cached_property
+    def matrix(self) -> list[Cell]:
+        return corpus_matrix(self.manifest, self.results, self.store)  # type: ignore[arg-type]
+
+
+def cells_of(found: list[View]) -> list[Cell]:
+    analysis = found[0].analysis
+    assert analysis is not None
+    return analysis.matrix
+
+
 def test_each_cell_is_the_difference_from_the_baseline_of_the_same_corpus() -> None:
-    rows = matrix.matrix_rows(matrix.matrix_cells(views(DIALS, 0.1)))
+    rows = matrix.matrix_rows(cells_of(views(DIALS, 0.1)))
     assert [row["arm"] for row in rows] == [
         "<b>mine</b> ← coherence:0/64",
         "<b>mine</b> ← coherence:0/64",
@@ -98,14 +118,14 @@ def test_the_matrix_is_a_valid_chart_with_a_table() -> None:
 
 
 def test_runs_trained_on_one_corpus_and_tested_on_another_have_one_row() -> None:
-    rows = matrix.matrix_rows(matrix.matrix_cells(views(DIALS[:1], 0.1)))
+    rows = matrix.matrix_rows(cells_of(views(DIALS[:1], 0.1)))
     assert [row["evaluated"] for row in rows] == ["coherence:0/64", "coherence:1/64"]
 
 
 def test_without_other_corpora_there_is_no_panel() -> None:
     plain = views(DIALS[:1], 0.1, statistics=False)
-    for arm in plain[0].arms:
-        arm.probes = {}
+    assert plain[0].analysis is not None
+    plain[0].analysis.store.clear()  # type: ignore[union-attr]
     assert matrix.figure(plain) is None
     assert corpora.figure(plain) is None
 
@@ -114,7 +134,7 @@ def test_a_non_numeric_score_is_left_out() -> None:
     broken = views(DIALS, 0.1)
     for found in broken[0].arms[1].probes[PROBE].values():
         found[DIALS[1]]["score"]["bits_per_byte"] = "low"
-    rows = matrix.matrix_rows(matrix.matrix_cells(broken))
+    rows = matrix.matrix_rows(cells_of(broken))
     assert [(row["arm"][-4:], row["evaluated"][-4:]) for row in rows] == [
         ("0/64", "0/64"),
         ("1/64", "0/64"),
@@ -143,7 +163,7 @@ def test_one_setting_of_the_dial_draws_no_line() -> None:
 def test_cells_of_several_branches_and_contexts_are_distinct() -> None:
     cells = [
         dataclasses.replace(cell, contest=dataclasses.replace(cell.contest, branch=branch, context=context))
-        for cell in matrix.matrix_cells(views(DIALS, 0.1))
+        for cell in cells_of(views(DIALS, 0.1))
         for branch in ("1M", "4M")
         for context in ("64", "128")
     ]

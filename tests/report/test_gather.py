@@ -16,7 +16,9 @@ from headtohead.report.panels.verdicts import forest, ratios, seeds
 from headtohead.report.panels.verdicts.ratios import ratio_rows
 from headtohead.report.panels.verdicts.seeds import seed_rows
 from headtohead.study.store.manifest import Contest, Manifest, Rate
+from headtohead.study.store.result import Cost
 from tests.report.test_advice import verdict
+from tests.results import run_result
 
 
 def facts(label: str, seeds: dict[int, float], ffn: int = 8) -> ArmFacts:
@@ -38,11 +40,10 @@ def facts(label: str, seeds: dict[int, float], ffn: int = 8) -> ArmFacts:
         "training": {"batch": 10, "tokens": 1000, "lr": 0.1},
     }
     results = {
-        seed: {
-            "status": "done",
-            "epochs": 0.5,
-            "test": {"bits_per_byte": value, "nats": value, "perplexity": 2.0, "tokens": 50, "bytes": 100},
-        }
+        seed: run_result(
+            epochs=0.5,
+            test={"bits_per_byte": value, "nats": value, "perplexity": 2.0, "tokens": 50, "bytes": 100},
+        )
         for seed, value in seeds.items()
     }
     curves = {
@@ -58,7 +59,7 @@ def facts(label: str, seeds: dict[int, float], ffn: int = 8) -> ArmFacts:
         record,
         len(seeds),
         results,
-        [{"tokens_per_second": 1e5, "train_seconds": 2.0}],
+        [Cost(tokens_per_second=1e5, train_seconds=2.0)],
         curves,
     )
 
@@ -86,7 +87,7 @@ def test_each_point_of_a_curve_has_every_axis() -> None:
 def test_the_pareto_front() -> None:
     arms = [facts("cheap", {1: 3.0}), facts("good", {1: 1.0}), facts("beaten", {1: 3.5, 2: 3.5})]
     for arm, parameters, rate in zip(arms, (50, 100, 60), (10.0, 20.0, 30.0), strict=True):
-        arm.record["parameters"], arm.costs[0]["tokens_per_second"] = parameters, rate
+        arm.record["parameters"], arm.costs[0] = parameters, Cost(tokens_per_second=rate)
     means, seeds = cost_rows(arms)
     assert [row["arm"] for row in means if row["front parameters"]] == ["cheap", "good"]
     # Higher speed is better: the slow arm is dominated by a faster and better one, the fastest by none.

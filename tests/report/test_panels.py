@@ -20,13 +20,14 @@ from headtohead.report.panels.datasets.tasks import task_rows
 from headtohead.report.panels.training.cost import cost_rows
 from headtohead.report.panels.verdicts import claims
 from headtohead.study.store.manifest import Contest, Manifest
+from tests.results import run_result
 
 CONTEST = Contest("c", "c@1", "nano", "as_is", "tokens")
 
 
 def arm(label: str, **probes: Any) -> ArmFacts:
     record = {"parameters": 10, "flops_per_token": 20.0, "cache_bytes_per_token": 4}
-    results = {seed: {"status": "done", "test": {"bits_per_byte": 2.0 + seed / 10}} for seed in (1, 2)}
+    results = {seed: run_result(test={"bits_per_byte": 2.0 + seed / 10}) for seed in (1, 2)}
     found = {name.replace("_", ":", 1): value for name, value in probes.items()}
     return ArmFacts(label, label, record, 2, results, [], {}, found)
 

@@ -13,6 +13,7 @@ from headtohead.report.panels.base import Chip
 from headtohead.report.panels.verdicts import wins
 from headtohead.study.judge.verdict import study_verdicts
 from headtohead.study.store.manifest import Contest, Entry, Manifest, Measure
+from tests.results import run_result
 
 SHIFTS = {"recall": 0.1, "glue-cola": -0.1}
 OWN = (0.004, -0.004, 0.002, -0.003, 0.001)
@@ -27,7 +28,7 @@ def views(tasks: tuple[str, ...], metrics: tuple[str, ...]) -> list[View]:
                 run = f"{contest.corpus}/{label}/{seed}"
                 entries.append(Entry(run, label, seed, contest))
                 shift = (SHIFTS[contest.corpus] + OWN[seed - 1]) * (label == "a")
-                results[run] = {"status": "done", "test": {metric: 0.5 + shift, "blocks": {}}}
+                results[run] = run_result(test={metric: 0.5 + shift})
     measures = {task: Measure(metric, "higher", 0.01) for task, metric in zip(tasks, metrics, strict=True)}
     arms = (("standard", "standard"), ("sharing:tie=kv", "a"))
     manifest = Manifest("s", arms, "standard", "a", 0.01, (1, 2, 3, 4, 5), tuple(entries), measures=measures)

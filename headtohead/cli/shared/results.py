@@ -10,9 +10,9 @@ from headtohead.common.numbers import interval, number
 from headtohead.common.terminal import say
 from headtohead.interpret.faithfulness import ATTENTION
 from headtohead.study.judge.transfer_matrix import places, short_labels
-from headtohead.study.judge.verdict import METRIC, Verdict
+from headtohead.study.judge.verdict import Verdict
 from headtohead.study.run.execute import Summary
-from headtohead.study.store.manifest import Contest, Solved, metric_label
+from headtohead.study.store.manifest import METRIC, Contest, Solved, metric_label
 
 
 def show_left(summary: Summary) -> int:

@@ -16,6 +16,7 @@ from headtohead.report.panels.base import Definition
 from headtohead.study.judge.verdict import sentence, study_verdicts
 from headtohead.study.store.history import study_marks
 from headtohead.study.store.manifest import Entry, Manifest, read_manifest
+from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_store import Store
 
 Row = dict[str, Any]
@@ -35,7 +36,7 @@ class StatusReader:
     """Reads a study repeatedly; finished runs are read once."""
 
     path: Path
-    finished: dict[str, Row] = field(default_factory=dict)
+    finished: dict[str, RunResult] = field(default_factory=dict)
 
     def look(self) -> StudyStatus:
         """Return the current status of the study."""
@@ -118,7 +119,7 @@ class _Run:
         return f"{text}, {short_count(self.rate)} tokens/s, about {left} left"
 
 
-def _run_status(store: Store, run_id: str, entry: Entry, result: Row | None) -> _Run:
+def _run_status(store: Store, run_id: str, entry: Entry, result: RunResult | None) -> _Run:
     run = store.run(run_id)
     branch = f"{entry.contest.branch} tokens, " if entry.contest.branch else ""
     found = _Run(run_id, f"{entry.label}, {branch}seed {entry.seed}", run.state(result))

@@ -14,8 +14,10 @@ from altair.utils.schemapi import debug_mode
 
 from headtohead.report.charts import Chart, Row, colors
 from headtohead.report.gather import ArmFacts, Results, drawn_labels, gather
+from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.store.manifest import Contest, Manifest, Measure, metric_label
+from headtohead.study.store.result import RunResult
 
 Definition = dict[str, Any]
 
@@ -30,6 +32,8 @@ class View:
     contest: Contest
     arms: list[ArmFacts]
     verdicts: list[Verdict]
+    analysis: Analysis | None = None
+    """What was computed from all results of the study; None on pages without figures of the whole study."""
 
     def drawn(self) -> View:
         """Return the view with only the arms that its figures show; the view itself if they show all."""
@@ -62,7 +66,7 @@ class View:
     @property
     def results(self) -> Results:
         """The results of the runs by run id."""
-        found: Results = {}
+        found: dict[str, RunResult] = {}
         for arm in self.arms:
             runs = self.manifest.runs(self.contest, arm.label)
             found |= {runs[seed]: result for seed, result in arm.results.items()}
@@ -89,15 +93,13 @@ class View:
         return self.manifest.references.get(self.contest.corpus_label, {})
 
 
-def study_views(
-    path: Path, manifest: Manifest, verdicts: Sequence[Verdict], results: Results, damage: list[str]
-) -> list[View]:
+def study_views(path: Path, analysis: Analysis, damage: list[str]) -> list[View]:
     """Return the contests of a study with the stored data of their runs; unreadable files are added to `damage`."""
-    views = []
+    views, manifest = [], analysis.manifest
     for contest in manifest.contests():
-        rows = [row for row in verdicts if row.of(contest)]
-        arms = gather(path, manifest, contest, results, damage, rows)
-        views.append(View(path, manifest, contest, arms, rows))
+        rows = [row for row in analysis.verdicts if row.of(contest)]
+        arms = gather(path, manifest, contest, analysis.results, damage, rows)
+        views.append(View(path, manifest, contest, arms, rows, analysis))
     return views
 
 

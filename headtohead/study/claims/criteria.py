@@ -1,269 +1,284 @@
-"""Criteria of claims: their kinds, the settings of each kind, and reading one from a TOML table."""
+"""Criteria of claims: the base classes of the kinds, and reading one from a TOML table.
+
+A kind is one subclass of `Criterion`. Its fields are its TOML keys with their types, and `judge` decides it. `kinds.py`
+has the kinds about runs and costs, `toy.py` those about the toy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
+from msgspec import Meta
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import exact_count, parse_count
-from headtohead.papers.faster_qk.findings import CHECKS
-from headtohead.papers.faster_qk.runs import LOSSES, RUNS
-from headtohead.study.config.validation import (
-    as_choice,
-    as_list,
-    as_number,
-    as_table,
-    as_text,
-    as_texts,
-    check_known,
+from headtohead.papers.faster_qk.work import Toy
+from headtohead.study.claims.outcome import (
+    CONTRADICTED,
+    NOT_RUN,
+    OPEN,
+    PUBLISHED,
+    REDUCED,
+    SMOKE,
+    SUPPORTED,
+    Expected,
+    Part,
 )
-from headtohead.study.judge.trends import OVER
-from headtohead.study.probes import check_probes_apply, probe_names
+from headtohead.study.config.validation import as_choice, as_texts, check_known
+from headtohead.study.store.manifest import Contest
 
+if TYPE_CHECKING:
+    from headtohead.study.claims.evidence import Evidence
+
+T = TypeVar("T")
 MAIN = "study"
 """Name of the study in [study] among several."""
 PLACE = ("corpus", "size", "context", "branch", "shape", "length")
-QUANTITIES = ("parameters", "cache", "flops")
-TOY_QUANTITIES = ("alpha", "qk", "ov")
-STEPS = ("last", "best")
-COMPARED_AS = ("difference", "ratio", "value")
-_TRAINED = {"kind", "study", "at", *PLACE}
-_COMPARED = {"arm", "against"} | _TRAINED
-# What each kind of criterion states, and its settings.
-KINDS: dict[str, set[str]] = {
-    # the arm is better or worse than another; effect, at_least and at_most are about the size of the difference
-    "difference": _COMPARED | {"expect", "effect", "at_least", "at_most", "step"},
-    # the arm differs from another by less than a margin; with expect, on one side of it
-    "equivalence": _COMPARED | {"margin", "expect", "effect", "step"},
-    # the first arm is better than each of the others
-    "order": {"first", "then"} | _TRAINED,
-    # the difference changes between two values of `over`, given in `values`
-    "change": _COMPARED | {"over", "values", "expect", "effect"},
-    # the difference changes with size, tokens per parameter or context; numbers are per doubling
-    "trend": _COMPARED | {"over", "expect", "effect", "margin"},
-    # the arm has a larger variance over seeds than another
-    "spread": _COMPARED,
-    # the arm's median over seeds is better or worse than another's
-    "median": _COMPARED | {"expect"},
-    # the difference differs from that of another pair of arms, control - control_against, or from a share of that
-    "interaction": _COMPARED | {"control", "control_against", "share", "expect", "effect"},
-    # a number at `path` in a probe's result; compared as difference, ratio, or the arm's own value
-    "probe": _COMPARED
-    | {"probe", "path", "compare", "expect", "effect", "at_least", "at_most", "margin", "guard"},
-    # the cost of an arm by formula, as a ratio to another; needs no training
-    "cost": {"kind", "arm", "against", "size", "quantity", "ratio", "tolerance"},
-    # the arm's mean over all tasks of a study is better or worse than another's
-    "tasks": {"kind", "study", "at", "arm", "against", "expect", "effect", "at_least", "at_most"},
-    # a quantity of the toy's runs increases from each to the next by more than a margin, at each given loss
-    "toy": {"kind", "quantity", "order", "losses", "margins"},
-    # tables and theory of the toy are reproduced
-    "toy_check": {"kind", "checks"},
-    # cannot be decided yet
-    "open": {"kind", "reason"},
-}
-_NEEDED: dict[str, set[str]] = {
-    "difference": {"arm", "expect"},
-    "equivalence": {"arm", "margin"},
-    "order": {"first", "then"},
-    "change": {"arm", "over", "values", "expect"},
-    "trend": {"arm", "over", "expect"},
-    "spread": {"arm"},
-    "median": {"arm", "expect"},
-    "interaction": {"arm", "control", "expect"},
-    "probe": {"arm", "probe", "path"},
-    "cost": {"arm", "size", "quantity", "ratio"},
-    "tasks": {"study", "arm", "expect"},
-    "toy": {"quantity", "order", "losses"},
-    "toy_check": {"checks"},
-    "open": {"reason"},
-}
-_WITHIN = ("level", "no higher")
-_BOUNDED = ("no lower", "no higher")
-_EXPECTED = {
-    "equivalence": ("no better", "no worse"),
-    "change": ("lower", "higher"),
-    "interaction": ("lower", "higher"),
-    "probe": ("lower", "higher", *_BOUNDED),
-    "trend": ("lower", "higher", *_WITHIN),
-}
-TRAINED = frozenset(KINDS) - {"cost", "toy", "toy_check", "open"}
+BetterOrWorse = Literal["better", "worse"]
+LowerOrHigher = Literal["lower", "higher"]
+
+Text = Annotated[str, Meta(description="a string")]
+Texts = Annotated[tuple[str, ...], Meta(min_length=1, description="a string or a list of strings")]
+Number = Annotated[float, Meta(gt=-1e300, lt=1e300, description="a number")]
+Numbers = Annotated[tuple[Number, ...], Meta(min_length=1, description="a list of numbers")]
+Range = Annotated[
+    tuple[Number, ...], Meta(min_length=1, max_length=2, description="a number or a range [low, high]")
+]
+Branches = Annotated[Texts, Meta(description="a number of tokens or a list of them")]
+Count = Annotated[int, Meta(ge=0, description="a whole number")]
+Guard = Annotated[tuple[Text, Number], Meta(description="a path and a number")]
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+_NORMALIZED = (
+    (Texts, _listed),
+    (Range, _listed),
+    (
+        Branches,
+        lambda value: [exact_count(parse_count(word, "branch")) for word in as_texts(value, "branch")],
+    ),
+    (Count, parse_count),
+)
+"""How values of these types are normalized before they are checked."""
+
+
+def decode(kind: type[T], table: Mapping[str, Any], name: str) -> T:
+    """Return a dataclass from a TOML table; errors name the setting in one line. `name` is that of the table."""
+    hints = get_type_hints(kind, include_extras=True)
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    check_known(table, set(known), f"setting of {name}")
+    for key, field_ in known.items():
+        if field_.default is MISSING and field_.default_factory is MISSING and key not in table:
+            raise UserError(f"{name} needs {key}")
+    values = {}
+    for key, value in table.items():
+        if get_origin(hints[key]) is Literal:
+            as_choice(value, key, get_args(hints[key]))
+        normalize = next((function for hint, function in _NORMALIZED if hints[key] is hint), None)
+        try:
+            values[key] = msgspec.convert(value if normalize is None else normalize(value), hints[key])
+        except msgspec.ValidationError:
+            hint = hints[key] if hasattr(hints[key], "__metadata__") else get_args(hints[key])[0]
+            raise UserError(f"{key} takes {hint.__metadata__[-1].description}, got {value!r}") from None
+    return kind(**values)
 
 
 @dataclass(frozen=True)
-class Criterion:
-    """A condition of a claim. Numbers are in bits per byte or a task's metric, except ratios of costs and probe results."""
+class At:
+    """Where numbers were published."""
 
-    kind: str
-    study: str = MAIN
+    corpus: Texts = ()
+    size: Texts = ()
+    tokens: Count = 0
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Everything that claims are judged by."""
+
+    scale: str
+    baseline: str
+    """The baseline arm of the main study, as text; costs are relative to it."""
+    studies: Mapping[str, Evidence]
+    absent: Mapping[str, str]
+    """The reason why a study of this scale is missing."""
+    toy: Toy | None
+
+
+KINDS: dict[str, type[Criterion]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criterion:
+    """A condition of a claim."""
+
+    kind: ClassVar[str] = ""
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        cls.kind = kind
+        if kind:
+            KINDS[kind] = cls
+
+    def judge(self, basis: Basis, at: At) -> Part:
+        """Return the outcome; `at` is where the numbers of the claim were published."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCriterion(Criterion):
+    """A criterion about the trained runs of a study. Numbers are in bits per byte or a task's metric."""
+
+    study: Text = MAIN
     """The study of the paper that it is about."""
-    arm: str = ""
-    against: str = ""
-    """Empty: the baseline."""
-    expect: str = ""
-    """better or worse; for a change, interaction, probe or trend: lower or higher; for a trend also level or no higher."""
-    effect: tuple[float, float] | None = None
-    """The published difference, as a range."""
-    at_least: float | None = None
-    at_most: float | None = None
-    margin: float = 0.0
-    first: str = ""
-    then: tuple[str, ...] = ()
-    over: str = ""
-    values: tuple[str, ...] = ()
-    quantity: str = ""
-    ratio: float = 1.0
-    tolerance: float = 0.005
-    reason: str = ""
-    order: tuple[str, ...] = ()
-    """Runs of the toy."""
-    losses: tuple[float, ...] = ()
-    margins: tuple[float, ...] = ()
-    checks: tuple[str, ...] = ()
-    control: str = ""
-    control_against: str = ""
-    """Empty: the baseline."""
-    step: str = "last"
-    """The step of a run: the last, or the best on valid for tasks that are evaluated during training."""
-    share: float = 1.0
-    """Factor on the control's difference: 0.5 for half of a gain."""
-    probe: str = ""
-    path: str = ""
-    compare: str = "difference"
-    guard: tuple[str, float] | None = None
-    """A path and the minimum of the baseline's number there; below it the criterion stays open, as when all arms guess."""
-    place: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Corpus, size, shape rule and length rule: the first value that the study has. Default: the study's first."""
-    at: dict[str, Any] = field(default_factory=dict)
-    """Where its own numbers were published; replaces the claim's `at`."""
+    at: At = field(default_factory=At)
+    """Where its own numbers were published; replaces the claim's."""
+    needs_tasks: ClassVar[bool] = False
+
+    @property
+    def place(self) -> dict[str, tuple[str, ...]]:
+        """The fields of its contest that are given."""
+        return {key: value for key in PLACE if (value := getattr(self, key, ()))}
+
+    @property
+    def places(self) -> list[dict[str, tuple[str, ...]]]:
+        """The places of all its contests."""
+        return [self.place]
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """The arms it names; the default baseline is not included."""
-        return tuple(
-            filter(
-                None, (self.first or self.arm, self.against, *self.then, self.control, self.control_against)
-            )
-        )
+        """The arms it names; an empty name is the baseline and is not included."""
+        one = [getattr(self, key, "") for key in ("first", "arm", "against", "control", "control_against")]
+        return tuple(filter(None, (*one, *getattr(self, "then", ()))))
 
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The comparisons of arms that it adds to Holm's correction in its contest."""
+        return []
 
-class Named(Protocol):
-    """The parts of a study that a criterion may name."""
+    @property
+    def alone(self) -> bool:
+        """Whether it is about the named arms only, without the baseline of the study."""
+        return bool(getattr(self, "against", ""))
 
-    arms: set[str]
-    of_tasks: bool
-
-
-def read_at(given: Any) -> dict[str, Any]:
-    """Return the published setting: corpora, sizes and tokens."""
-    at = as_table(given, "at")
-    check_known(at, {"corpus", "size", "tokens"}, "setting of at")
-    places: dict[str, Any] = {key: as_texts(at[key], f"at.{key}") for key in ("corpus", "size") if key in at}
-    if "tokens" in at:
-        places["tokens"] = parse_count(at["tokens"], "at.tokens")
-    return places
-
-
-def read_criterion(part: Mapping[str, Any], factor: float, studies: Mapping[str, Named]) -> Criterion:
-    """Return the criterion in a table; `factor` converts its numbers to bits per byte."""
-    kind = as_choice(part.get("kind"), "kind of criterion", tuple(KINDS))
-    check_known(part, KINDS[kind], f"setting of a {kind} criterion")
-    for key in sorted(_NEEDED[kind] - part.keys()):
-        raise UserError(f"a {kind} criterion needs {key}")
-    place = {key: as_texts(part[key], key) for key in PLACE if key in part}
-    if "branch" in place:
-        place["branch"] = tuple(exact_count(parse_count(word, "branch")) for word in place["branch"])
-    name = as_choice(part.get("study", MAIN), "study of the paper", tuple(studies))
-    study = studies[name]
-    values: dict[str, Any] = {"kind": kind, "place": place, "study": name, "at": read_at(part.get("at", {}))}
-    if kind == "tasks" and not study.of_tasks:
-        raise UserError(f"a tasks criterion needs a study of tasks; study '{name}' has no tasks")
-    factor = 1.0 if kind == "probe" or study.of_tasks else factor
-    for key in ("arm", "against", "first", "reason", "control", "control_against", "path"):
-        if key in part:
-            values[key] = as_text(part[key], key)
-    for key in ("then", "values"):
-        if key in part:
-            values[key] = as_texts(part[key], key)
-    for key in ("at_least", "at_most", "margin"):
-        if key in part:
-            values[key] = as_number(part[key], key) * factor
-    for key in ("ratio", "tolerance", "share"):
-        if key in part:
-            values[key] = as_number(part[key], key)
-    if values.get("share", 1.0) <= 0:
-        raise UserError(f"share must be above 0, got {part['share']!r}")
-    if "effect" in part:
-        effect = part["effect"]
-        ends = [
-            as_number(end, "effect") * factor for end in (effect if isinstance(effect, list) else [effect])
-        ]
-        if len(ends) not in (1, 2):
-            raise UserError(f"effect takes a number or a range [low, high], got {effect!r}")
-        values["effect"] = (min(ends), max(ends))
-    if "expect" in part:
-        values["expect"] = as_choice(part["expect"], "expect", _EXPECTED.get(kind, ("better", "worse")))
-        if kind == "trend" and (values["expect"] in _WITHIN) != ("margin" in part):
-            raise UserError(f"a trend takes a margin if and only if expect is {' or '.join(_WITHIN)}")
-    if kind == "trend":
-        values["over"] = as_choice(part["over"], "over", tuple(OVER))
-    elif "over" in part:
-        values["over"] = as_choice(part["over"], "over", PLACE)
-        if len(values["values"]) != 2:
-            raise UserError(f"values takes two values of {values['over']}, got {list(values['values'])}")
-    if "quantity" in part:
-        allowed = TOY_QUANTITIES if kind == "toy" else QUANTITIES
-        values["quantity"] = as_choice(part["quantity"], "quantity", allowed)
-    if kind in ("toy", "toy_check"):
-        values |= _toy_settings(part)
-    if "step" in part:
-        values["step"] = as_choice(part["step"], "step", STEPS)
-        if not study.of_tasks:
-            raise UserError(f"step applies to studies of tasks; study '{name}' has no tasks")
-    if "compare" in part:
-        values["compare"] = as_choice(part["compare"], "compare", COMPARED_AS)
-    if kind == "probe":
-        (values["probe"],) = probe_names([as_text(part["probe"], "probe")])
-        check_probes_apply([values["probe"]], "tasks" if study.of_tasks else "corpora")
-        if (part.get("expect", _BOUNDED[0]) in _BOUNDED) != ("margin" in part):
-            raise UserError(
-                "a probe criterion takes either expect or the margin for equality; "
-                f"with expect {' or '.join(_BOUNDED)} it takes both"
-            )
-        if "guard" in part:
-            guard = part["guard"]
-            if not isinstance(guard, list) or len(guard) != 2:
-                raise UserError(f"guard takes a path and a number, got {guard!r}")
-            values["guard"] = (as_text(guard[0], "guard"), as_number(guard[1], "guard"))
-        ratios = [*values.get("effect", ()), values.get("at_least", 1.0), values.get("at_most", 1.0)]
-        if values.get("compare") == "ratio" and min(ratios) <= 0:
-            raise UserError("effect, at_least and at_most must be above 0 with compare = 'ratio'")
-    criterion = Criterion(**values)
-    # A cost needs no training, so its arms need not be in the study.
-    for arm in criterion.arms if kind in TRAINED else ():
-        if arm not in study.arms:
-            raise unknown("arm", arm, study.arms)
-    return criterion
-
-
-def _toy_settings(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a criterion about the toy."""
-    if "checks" in part:
-        return {
-            "checks": tuple(as_choice(name, "check", CHECKS) for name in as_texts(part["checks"], "checks"))
+    @property
+    def expected(self) -> Expected:
+        """What it expects of the difference."""
+        given = {
+            key: value
+            for key in Expected.__dataclass_fields__
+            if (value := getattr(self, key, None)) is not None
         }
-    order = as_texts(part["order"], "order")
-    for name in order:
-        as_choice(name, "toy run", tuple(RUNS))
-    losses = tuple(as_number(bound, "losses") for bound in as_list(part["losses"], "losses"))
-    for bound in losses:
-        as_choice(bound, "loss of the toy", LOSSES)
-    margins = tuple(as_number(margin, "margins") for margin in as_list(part.get("margins", [0]), "margins"))
-    if len(margins) == 1:
-        margins *= len(order) - 1
-    if len(order) < 2 or len(margins) != len(order) - 1:
-        raise UserError(
-            f"order takes two or more runs and a margin between each two, got {len(order)} runs, {len(margins)} margins"
-        )
-    return {"order": order, "losses": losses, "margins": margins}
+        if "effect" in given:
+            given["effect"] = (min(given["effect"]), max(given["effect"])) if given["effect"] else None
+        return Expected(**given)
+
+    def scaled(self, factor: float) -> RunCriterion:
+        """Return it with its differences multiplied by `factor`, which converts them to bits per byte."""
+        given = {key: getattr(self, key, None) for key in ("at_least", "at_most", "margin")}
+        changes: dict[str, Any] = {key: value * factor for key, value in given.items() if value is not None}
+        if effect := getattr(self, "effect", ()):
+            changes["effect"] = tuple(end * factor for end in effect)
+        return replace(self, **changes)
+
+    def check_study(self, of_tasks: bool) -> None:
+        """Raise UserError if it does not apply to a study of tasks or of corpora."""
+        if self.needs_tasks and not of_tasks:
+            raise UserError(
+                f"a {self.kind} criterion needs a study of tasks; study '{self.study}' has no tasks"
+            )
+
+    def outcome(self, evidence: Evidence, contests: Sequence[Contest]) -> Part:
+        """Return the outcome from the runs of its contests."""
+        raise NotImplementedError
+
+    def judged_contests(self, evidence: Evidence, found: list[Contest]) -> list[Contest]:
+        """Return the contests it is judged by, from those at its places."""
+        return found
+
+    def untrained(self, evidence: Evidence, contests: Sequence[Contest]) -> str:
+        """Return a message if all compared arms are untrained, else an empty string."""
+        arms = self.arms if self.alone else (*self.arms, "")
+        return max(evidence.untrained(contest, arms) for contest in contests)
+
+    def judge(self, basis: Basis, at: At) -> Part:
+        """Return the outcome; what is missing at this scale leaves it open."""
+        absent = f"is not part of scale {basis.scale}"
+        if self.study not in basis.studies:
+            return Part(OPEN, None, NOT_RUN, f"study {self.study} {basis.absent.get(self.study, absent)}")
+        evidence = basis.studies[self.study]
+        for arm in self.arms:
+            if evidence.label(arm) is None:
+                return Part(OPEN, None, NOT_RUN, f"arm {arm} {absent}")
+        found = []
+        for place in self.places:
+            if (contest := evidence.contest(place)) is None:
+                words = ", ".join(f"{key} {' or '.join(value)}" for key, value in place.items())
+                return Part(OPEN, None, NOT_RUN, f"{words or 'no contest'} {absent}")
+            found.append(contest)
+        contests = self.judged_contests(evidence, found)
+        part = self.outcome(evidence, contests)
+        if not any(row["n"] for row in part.measured):
+            part.scale = NOT_RUN
+            return part
+        differs = evidence.other_scale(self.at if self.at != At() else at, contests, self.arms[0])
+        part.scale = REDUCED if differs else PUBLISHED
+        if {part.direction, part.size} & {SUPPORTED, CONTRADICTED} and (
+            untrained := self.untrained(evidence, contests)
+        ):
+            part.direction, part.size = OPEN, None if part.size is None else OPEN
+            part.reason += f"; {untrained}"
+        if basis.scale == "smoke":
+            part.direction, part.size, part.reason = OPEN, OPEN, SMOKE
+        elif differs:
+            part.reason += f" ({differs})"
+        return part
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedCriterion(RunCriterion):
+    """A criterion about one contest: the first of the given values that the study has, by default the study's first."""
+
+    corpus: Texts = ()
+    size: Texts = ()
+    context: Texts = ()
+    branch: Branches = ()
+    shape: Texts = ()
+    length: Texts = ()
+
+
+def read_criterion(
+    part: Mapping[str, Any], factor: float, arms: Mapping[str, set[str]], of_tasks: Mapping[str, bool]
+) -> Criterion:
+    """Return the criterion in a table; `factor` converts its numbers to bits per byte.
+
+    `arms` and `of_tasks`: the arms of each study, and whether it has tasks.
+    """
+    kind = as_choice(part.get("kind"), "kind of criterion", tuple(KINDS))
+    table = {key: value for key, value in part.items() if key != "kind"}
+    if "at" in table:
+        table["at"] = decode(At, table["at"], "at")
+    criterion = decode(KINDS[kind], table, f"a {kind} criterion")
+    if not isinstance(criterion, RunCriterion):
+        return criterion
+    study = as_choice(criterion.study, "study of the paper", tuple(arms))
+    criterion.check_study(of_tasks[study])
+    for arm in criterion.arms:
+        if arm not in arms[study]:
+            raise unknown("arm", arm, arms[study])
+    return criterion if of_tasks[study] else criterion.scaled(factor)

@@ -2,67 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
-from typing import Any
 
 from headtohead.common.numbers import parse_count
-from headtohead.study.claims.criteria import PLACE, TRAINED, Criterion
+from headtohead.study.claims.criteria import PLACE, At, RunCriterion
 from headtohead.study.claims.outcome import Compared
-from headtohead.study.claims.paper import Claim, Paper
 from headtohead.study.config.spec import StudySpec
-from headtohead.study.judge.statistics import Paired, compare_paired, decide, holm
-from headtohead.study.judge.trends import axis_values, groups
-from headtohead.study.judge.verdict import NOTHING, Result, Verdict, is_untrained
-from headtohead.study.probes import Found
-from headtohead.study.store.manifest import METRIC, Contest, Manifest
-
-Finder = Callable[[str, str], Found | None]
-"""Returns a probe's result by run id and probe name."""
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A study with the results it has so far."""
-
-    manifest: Manifest
-    verdicts: Sequence[Verdict]
-    results: Mapping[str, Result] = field(default_factory=dict)
-    """By run; required for a trend over size."""
-    found: Finder = lambda run, probe: None
+from headtohead.study.judge.analysis import Analysis
+from headtohead.study.judge.statistics import Paired, compare_by_seed, compare_paired, decide, holm
+from headtohead.study.judge.trends import groups
+from headtohead.study.judge.verdict import NOTHING, Verdict, is_untrained
+from headtohead.study.store.manifest import METRIC, Contest
 
 
 class Evidence:
-    """The verdicts of one study of a paper, with the comparisons that its claims need."""
+    """The verdicts of one study of a paper, with the comparisons that the claims' criteria about it need."""
 
-    def __init__(self, paper: Paper, name: str, spec: StudySpec, study: Finished) -> None:
-        manifest, verdicts = study.manifest, study.verdicts
-        self.spec, self.manifest = spec, manifest
-        self.axes = axis_values(manifest, study.results)
+    def __init__(self, criteria: Sequence[RunCriterion], spec: StudySpec, study: Analysis) -> None:
+        manifest = study.manifest
+        self.criteria, self.spec, self.manifest, self.results = criteria, spec, manifest, study.results
+        self.axes = study.axes
         self.contests = manifest.contests()
-        self.criteria = [
-            part
-            for claim in paper.claims
-            for part in claim.criteria
-            if part.kind in TRAINED and part.study == name
-        ]
-        """The claims' criteria about this study."""
         self.rows: dict[tuple[Contest, str], Verdict] = {}
         self.values: dict[tuple[Contest, str], dict[int, float]] = {}
+        """The score of each seed, by contest and label."""
         for contest in self.contests:
-            for row in verdicts:
+            for row in study.verdicts:
                 if row.of(contest):
                     self.rows[contest, row.label] = row
                     self.values[contest, row.label] = dict(zip(row.seeds, row.values, strict=True))
                     base = self.values.setdefault((contest, manifest.baseline), {})
                     base.update(zip(row.seeds, row.baseline_values, strict=True))
-        self.best = {
-            (contest, label): _best_values(manifest, contest, label, study.results)
-            for contest in self.contests
-            for _, label in manifest.arms
-        }
-        self.found = cache(study.found)  # a probe's result is read from a file
+        self.found = cache(study.probe)  # a probe's result is read from a file
         self.adjusted = self._adjusted()
 
     def label(self, arm: str) -> str | None:
@@ -71,7 +44,7 @@ class Evidence:
             return self.manifest.baseline
         return next((label for text, label in self.manifest.arms if arm in (text, label)), None)
 
-    def contest(self, place: dict[str, tuple[str, ...]]) -> Contest | None:
+    def contest(self, place: Mapping[str, tuple[str, ...]]) -> Contest | None:
         """Return the contest with the given fields; fields not given default to the study's first."""
         found = self.contests
         for key in PLACE:
@@ -80,17 +53,17 @@ class Evidence:
             found = [contest for contest in found if getattr(contest, key) == wanted]
         return found[0] if found else None
 
-    def other_scale(self, claim: Claim, contests: Sequence[Contest], criterion: Criterion) -> str:
-        """Return how this study differs from the published one, or an empty string."""
-        at = criterion.at or claim.at
-        if not at:
+    def other_scale(self, at: At, contests: Sequence[Contest], arm: str) -> str:
+        """Return how an arm's training here differs from the published one, or an empty string."""
+        if at == At():
             return "the published scale is unknown"
         notes = []
         for key in ("corpus", "size"):
             here = list(dict.fromkeys(getattr(contest, key) for contest in contests))
-            if key in at and not set(here) <= set(at[key]):
-                notes.append(f"{key} {', '.join(here)} here, {', '.join(at[key])} published")
-        label = self.label(criterion.first or criterion.arm)
+            published = getattr(at, key)
+            if published and not set(here) <= set(published):
+                notes.append(f"{key} {', '.join(here)} here, {', '.join(published)} published")
+        label = self.label(arm)
         lengths = [parse_count(contest.branch) for contest in contests if contest.branch]
         lengths = lengths or [
             self.spec.train_settings(arm, self.spec.size(contest.size, arm)).tokens
@@ -99,8 +72,8 @@ class Evidence:
             if arm.label == label
         ]
         tokens = max(lengths, default=0)
-        if tokens < at.get("tokens", 0):
-            notes.append(f"{tokens:,} tokens here, {at['tokens']:,} published")
+        if tokens < at.tokens:
+            notes.append(f"{tokens:,} tokens here, {at.tokens:,} published")
         return "; ".join(notes)
 
     def _adjusted(self) -> dict[tuple[Contest, str, str], float | None]:
@@ -108,71 +81,77 @@ class Evidence:
         pairs: dict[Contest, dict[tuple[str, str], None]] = {}
         for criterion in self.criteria:
             contest = self.contest(criterion.place)
-            if criterion.kind in ("trend", "probe", "tasks") or contest is None:
-                continue
-            names = [(criterion.first, other) for other in criterion.then] or [
-                (criterion.arm, criterion.against)
-            ]
-            for arm, against in names:
+            for arm, against in criterion.pairs if contest is not None else ():
                 a, b = self.label(arm), self.label(against)
-                if a is not None and b is not None and b != self.manifest.baseline:
+                if contest is not None and a is not None and b is not None and b != self.manifest.baseline:
                     pairs.setdefault(contest, {})[a, b] = None
-        table: dict[tuple[Contest, str, str], float | None] = {}
-        for contest, names_here in pairs.items():
-            found = [self.paired(contest, a, b).p for a, b in names_here]
-            for (a, b), p in zip(names_here, holm(found), strict=True):
-                table[contest, a, b] = p
-        return table
+        return {
+            (contest, a, b): p
+            for contest, names in pairs.items()
+            for (a, b), p in zip(names, holm([self._paired(contest, *pair).p for pair in names]), strict=True)
+        }
 
-    def paired(self, contest: Contest, a: str, b: str) -> Paired:
-        """Return the paired comparison of two labels in a contest, over the seeds both have."""
-        ours, theirs = self.values.get((contest, a), {}), self.values.get((contest, b), {})
-        seeds = [seed for seed in self.manifest.seeds if seed in ours and seed in theirs]
-        return compare_paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+    def _paired(self, contest: Contest, a: str, b: str) -> Paired:
+        return compare_by_seed(self.values.get((contest, a), {}), self.values.get((contest, b), {}))
+
+    def sides(
+        self, contest: Contest, arm: str, against: str
+    ) -> tuple[str, str, dict[int, float], dict[int, float]]:
+        """Return the labels of two arms and their scores by seed."""
+        a, b = self.label(arm) or "", self.label(against) or ""
+        return a, b, self.values.get((contest, a), {}), self.values.get((contest, b), {})
+
+    def gaps(self, contest: Contest, arm: str, against: str) -> dict[int, float]:
+        """Return arm - other by seed."""
+        _, _, ours, theirs = self.sides(contest, arm, against)
+        return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
 
     def compare(self, contest: Contest, arm: str, against: str) -> Compared:
         """Return the comparison of two arms in a contest, with its problems and remarks."""
-        a, b = self.label(arm) or "", self.label(against) or ""
-        paired = self.paired(contest, a, b)
+        a, b, *_ = self.sides(contest, arm, against)
+        paired = self._paired(contest, a, b)
         row, other = self.rows.get((contest, a)), self.rows.get((contest, b))
-        p = row.p_holm if row and b == self.manifest.baseline else self.adjusted.get((contest, a, b))
+        with_baseline = b == self.manifest.baseline
+        p = row.p_holm if row and with_baseline else self.adjusted.get((contest, a, b))
         measure = self.manifest.measure(contest)
         decision = decide(paired.difference, p, None, None, 0.0, measure.better)
         # The runs that did not diverge are not representative: they may show the arm worse, never better.
-        if (decision == "better" and row and row.diverged) or (
-            decision == "worse" and other and other.diverged
-        ):
+        doubted = {"better": row, "worse": other}.get(decision)
+        if doubted and doubted.diverged:
             decision = "undecided"
-        trouble = ""
         rows = [found for found in (row, other) if found]
-        for state in ("missing", "failed"):
-            count = sum(getattr(found, state) for found in rows)
-            if count:
-                trouble = f"{count} runs {'are not finished' if state == 'missing' else 'failed'}"
-                break
-        checked = {label for row in rows for label, failed in _failed(row) if failed and label in (a, b)}
-        if checked:
-            trouble = f"{' and '.join(sorted(checked))} failed the causality check"
-        if not trouble and paired.n < 2:
-            trouble = f"{paired.n} paired seeds give no interval"
         notes = [f"{found.diverged} runs of {found.label} diverged" for found in rows if found.diverged]
-        notes += (
-            ["on this test set only"]
-            if row and b == self.manifest.baseline and row.scope == "this test set"
-            else []
+        if row and with_baseline and row.scope == "this test set":
+            notes.append("on this test set only")
+        trouble = self._trouble(rows, (a, b)) or (
+            f"{paired.n} paired seeds give no interval" if paired.n < 2 else ""
         )
-        remark = ", ".join(notes)
-        return Compared(f"{a} - {b}", paired, p, decision, trouble, remark, measure.name, measure.better)
+        return Compared(
+            f"{a} - {b}", paired, p, decision, trouble, ", ".join(notes), measure.name, measure.better
+        )
+
+    @staticmethod
+    def _trouble(rows: Sequence[Verdict], labels: tuple[str, str]) -> str:
+        """Return why the runs of two arms cannot be compared, or an empty string."""
+        checks = [
+            check
+            for row in rows
+            for check in ((row.label, row.failed_check), (row.baseline_label, row.baseline_failed_check))
+        ]
+        if checked := {label for label, failed in checks if failed and label in labels}:
+            return f"{' and '.join(sorted(checked))} failed the causality check"
+        for state, words in (("missing", "are not finished"), ("failed", "failed")):
+            if count := sum(getattr(row, state) for row in rows):
+                return f"{count} runs {words}"
+        return ""
 
     def compare_best(self, contest: Contest, arm: str, against: str) -> Compared:
         """Return the comparison of two arms at each run's best step; p is not adjusted."""
         last = self.compare(contest, arm, against)
-        a, b = self.label(arm) or "", self.label(against) or ""
-        ours, theirs = self.best[contest, a], self.best[contest, b]
-        seeds = [seed for seed in self.manifest.seeds if seed in ours and seed in theirs]
-        paired = compare_paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+        a, b, *_ = self.sides(contest, arm, against)
+        paired = compare_by_seed(self._best(contest, a), self._best(contest, b))
         trouble = last.trouble
-        if not trouble and len(seeds) < last.paired.n:
+        if not trouble and paired.n < last.paired.n:
             trouble = "a run without evaluations during training has no best step"
         decision = decide(paired.difference, paired.p, None, None, 0.0, last.better)
         return replace(
@@ -184,7 +163,16 @@ class Evidence:
             trouble=trouble,
         )
 
-    def unlearnt(self, contest: Contest, arms: Sequence[str]) -> str:
+    def _best(self, contest: Contest, label: str) -> dict[int, float]:
+        """Return the test score of an arm's runs at their best step by seed, for runs that have one."""
+        metric = self.manifest.measure(contest).name
+        runs = self.manifest.runs(contest, label)
+        found = {
+            seed: self.results[run].best_step(metric) for seed, run in runs.items() if run in self.results
+        }
+        return {seed: float(best.test[metric]) for seed, best in found.items() if best is not None}
+
+    def untrained(self, contest: Contest, arms: Sequence[str]) -> str:
         """Return a message if, by the 95 % interval, all of the arms may be untrained in a contest, else an empty string."""
         labels = list(dict.fromkeys(self.label(arm) or "" for arm in arms))
         measure = self.manifest.measure(contest)
@@ -198,31 +186,6 @@ class Evidence:
         failing = NOTHING[measure.name == METRIC]
         return f"not decided, because all compared arms may {failing}: {', '.join(labels)}"
 
-    def gaps(self, contest: Contest, arm: str, against: str) -> dict[int, float]:
-        """Return arm - other by seed."""
-        a, b = self.label(arm) or "", self.label(against) or ""
-        ours, theirs = self.values.get((contest, a), {}), self.values.get((contest, b), {})
-        return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
-
     def group(self, over: str, first: Contest) -> list[Contest]:
         """Return the contests that differ from `first` only in `over`: size, tokens per parameter or context."""
         return next((group for group in groups(self.contests, over) if first in group), [first])
-
-
-def _failed(row: Verdict) -> tuple[tuple[str, list[str]], ...]:
-    return ((row.label, row.failed_check), (row.baseline_label, row.baseline_failed_check))
-
-
-def _best_values(
-    manifest: Manifest, contest: Contest, label: str, results: Mapping[str, Result]
-) -> dict[int, float]:
-    """Return the test score of an arm's runs at their best step by seed, for runs that have one."""
-    metric = manifest.measure(contest).name
-    found = {seed: _best(results.get(run, {}), metric) for seed, run in manifest.runs(contest, label).items()}
-    return {seed: float(best["test"][metric]) for seed, best in found.items() if best}
-
-
-def _best(result: Result, metric: str) -> dict[str, Any] | None:
-    """Return the best step of a run on valid by a metric; results of earlier versions have it for the task's metric only."""
-    found: dict[str, Any] | None = result.get("best_by", {}).get(metric, result.get("best"))
-    return found

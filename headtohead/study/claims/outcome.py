@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from headtohead.study.claims.criteria import Criterion
 from headtohead.study.judge.statistics import Paired, decide
 from headtohead.study.store.manifest import METRIC, metric_label
 
@@ -24,6 +23,23 @@ class Part:
     scale: str
     reason: str
     measured: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a criterion expects of a difference: its direction, its size, or that it is within a margin."""
+
+    expect: str = ""
+    effect: tuple[float, float] | None = None
+    """The published difference, as a range."""
+    at_least: float | None = None
+    at_most: float | None = None
+    margin: float = 0.0
+
+    @property
+    def sized(self) -> bool:
+        """Whether the size of the difference is judged."""
+        return (self.effect, self.at_least, self.at_most) != (None, None, None)
 
 
 @dataclass(frozen=True)
@@ -56,83 +72,66 @@ def all_of(outcomes: Sequence[str]) -> str:
     return SUPPORTED if outcomes and all(one == SUPPORTED for one in outcomes) else OPEN
 
 
-def joined(parts: Sequence[Part]) -> Part:
-    """Return several parts combined into one: all must be supported."""
-    sizes = [part.size for part in parts if part.size is not None]
-    measured = [row for part in parts for row in part.measured]
-    direction = all_of([part.direction for part in parts])
-    return Part(
-        direction,
-        all_of(sizes) if sizes else None,
-        REDUCED,
-        "; ".join(part.reason for part in parts),
-        measured,
-    )
+def interval_row(what: str, paired: Paired, **others: Any) -> dict[str, Any]:
+    """Return a row of `measured`: the name, the number of pairs, the difference with its interval, and others."""
+    known = asdict(paired)
+    return {"what": what, **{key: known[key] for key in ("n", "difference", "ci_low", "ci_high")}, **others}
 
 
-def _row(criterion: Criterion, compared: Compared) -> dict[str, Any]:
-    paired = compared.paired
-    effect = criterion.effect
+def _row(expected: Expected, compared: Compared) -> dict[str, Any]:
+    difference, effect = compared.paired.difference, expected.effect
     middle = None if effect is None else sum(effect) / 2
-    share = paired.difference / middle if middle and paired.difference is not None else None
-    return {
-        "what": compared.label,
-        "unit": compared.unit,
-        "n": paired.n,
-        "difference": paired.difference,
-        "ci_low": paired.ci_low,
-        "ci_high": paired.ci_high,
-        "p_holm": compared.p,
-        "published": None if effect is None else list(dict.fromkeys(effect)),
-        "share_of_published": share,
-    }
-
-
-def _numbers(criterion: Criterion, compared: Compared) -> str:
-    paired = compared.paired
-    text = (
-        f"{compared.label}: {paired.difference:+.4f} {metric_label(compared.unit)}"
-        if paired.difference is not None
-        else compared.label
+    row = interval_row(
+        compared.label,
+        compared.paired,
+        p_holm=compared.p,
+        published=None if effect is None else list(dict.fromkeys(effect)),
+        share_of_published=difference / middle if middle and difference is not None else None,
     )
+    return {"what": compared.label, "unit": compared.unit} | row
+
+
+def _numbers(expected: Expected, compared: Compared) -> str:
+    paired, text = compared.paired, compared.label
+    if paired.difference is not None:
+        text += f": {paired.difference:+.4f} {metric_label(compared.unit)}"
     if paired.ci_low is not None:
         text += f" ({paired.ci_low:+.4f} to {paired.ci_high:+.4f}, n {paired.n})"
-    if criterion.effect is not None:
-        text += ", published " + " to ".join(f"{end:+.4f}" for end in dict.fromkeys(criterion.effect))
+    if expected.effect is not None:
+        text += ", published " + " to ".join(f"{end:+.4f}" for end in dict.fromkeys(expected.effect))
     return text + (f", {compared.remark}" if compared.remark else "")
 
 
-def difference(criterion: Criterion, compared: Compared) -> Part:
+def difference(expected: Expected, compared: Compared) -> Part:
     """Judge arm - other: its direction, and its size against the published effect."""
-    measured = [_row(criterion, compared)]
-    sized = criterion.effect is not None or criterion.at_least is not None or criterion.at_most is not None
+    measured = [_row(expected, compared)]
     if compared.trouble:
-        return Part(OPEN, OPEN if sized else None, REDUCED, f"{compared.label}: {compared.trouble}", measured)
-    direction = {criterion.expect: SUPPORTED, "undecided": OPEN}.get(compared.decision, CONTRADICTED)
-    size = _size(criterion, compared.paired) if sized else None
-    return Part(direction, size, REDUCED, f"{_numbers(criterion, compared)}: {compared.decision}", measured)
+        size = OPEN if expected.sized else None
+        return Part(OPEN, size, REDUCED, f"{compared.label}: {compared.trouble}", measured)
+    direction = {expected.expect: SUPPORTED, "undecided": OPEN}.get(compared.decision, CONTRADICTED)
+    size = _size(expected, compared.paired) if expected.sized else None
+    return Part(direction, size, REDUCED, f"{_numbers(expected, compared)}: {compared.decision}", measured)
 
 
-def signed_difference(criterion: Criterion, compared: Compared) -> Part:
+def signed_difference(expected: Expected, compared: Compared) -> Part:
     """Judge a number that is expected to be lower or higher, rather than better or worse."""
-    expect = {"lower": "better", "higher": "worse"}[criterion.expect]
-    part = difference(replace(criterion, expect=expect), compared)
+    expect = {"lower": "better", "higher": "worse"}[expected.expect]
+    part = difference(replace(expected, expect=expect), compared)
     part.reason = part.reason.replace(": better", ": lower").replace(": worse", ": higher")
     return part
 
 
-def equivalence(criterion: Criterion, compared: Compared) -> Part:
+def equivalence(expected: Expected, compared: Compared) -> Part:
     """Judge whether arm - other is within the margin.
 
     Supported if the 90 % interval is inside the margin, contradicted if the 95 % interval is outside.
     With expect `no better` or `no worse`, only one side of the margin counts.
     """
-    measured = [_row(criterion, compared)]
+    measured = [_row(expected, compared)]
     if compared.trouble:
         return Part(OPEN, OPEN, REDUCED, f"{compared.label}: {compared.trouble}", measured)
-    paired, margin = compared.paired, criterion.margin
+    paired, margin, free = compared.paired, expected.margin, expected.expect
     low, high = paired.equivalence_low or 0.0, paired.equivalence_high or 0.0
-    free = criterion.expect
     if compared.better == "higher":
         free = {"no better": "no worse", "no worse": "no better"}.get(free, free)
     inside = (free == "no worse" or -margin < low) and (free == "no better" or high < margin)
@@ -143,23 +142,23 @@ def equivalence(criterion: Criterion, compared: Compared) -> Part:
     if "diverged" in compared.remark and direction == SUPPORTED:
         direction = OPEN
     size = None
-    if criterion.effect is not None:
-        held = _overlaps(paired, criterion.effect)
+    if expected.effect is not None:
+        held = _overlaps(paired, expected.effect)
         size = CONTRADICTED if not held else SUPPORTED if direction == SUPPORTED else OPEN
-    return Part(direction, size, REDUCED, f"{_numbers(criterion, compared)}, margin {margin:.4f}", measured)
+    return Part(direction, size, REDUCED, f"{_numbers(expected, compared)}, margin {margin:.4f}", measured)
 
 
-def _size(criterion: Criterion, paired: Paired) -> str:
+def _size(expected: Expected, paired: Paired) -> str:
     low, high = paired.ci_low, paired.ci_high
     if low is None or high is None:
         return OPEN
-    if criterion.effect is not None:
-        if not _overlaps(paired, criterion.effect):
+    if expected.effect is not None:
+        if not _overlaps(paired, expected.effect):
             return CONTRADICTED
-        ends = [0.0, *(2 * end for end in criterion.effect)]
+        ends = [0.0, *(2 * end for end in expected.effect)]
         return SUPPORTED if min(ends) < low and high < max(ends) else OPEN
-    least = float("-inf") if criterion.at_least is None else criterion.at_least
-    most = float("inf") if criterion.at_most is None else criterion.at_most
+    least = float("-inf") if expected.at_least is None else expected.at_least
+    most = float("inf") if expected.at_most is None else expected.at_most
     if low >= least and high <= most:
         return SUPPORTED
     return CONTRADICTED if high < least or low > most else OPEN

@@ -20,15 +20,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_count
 from headtohead.papers.faster_qk.work import ToyPlan
-from headtohead.study.claims.criteria import MAIN, Criterion, read_at, read_criterion
+from headtohead.study.claims import kinds, toy  # noqa: F401  (registers the kinds)
+from headtohead.study.claims.criteria import MAIN, At, Criterion, Number, Text, decode, read_criterion
 from headtohead.study.config.spec import build_study, changed_settings, read_study
 from headtohead.study.config.validation import (
-    as_choice,
     as_number,
     as_table,
     as_text,
@@ -37,7 +37,6 @@ from headtohead.study.config.validation import (
 )
 
 SCALES = ("smoke", "small", "paper")
-UNITS = ("bits_per_byte", "nats_per_token", "nats_per_word")
 TOY = "toy"
 """Name of the toy among several studies."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -54,7 +53,7 @@ class Claim:
     statement: str
     published: str
     criteria: tuple[Criterion, ...]
-    at: dict[str, Any] = field(default_factory=dict)
+    at: At = field(default_factory=At)
     """Corpora, sizes and tokens of the published numbers; unknown ones are left out."""
 
 
@@ -63,10 +62,6 @@ class Paper:
     """A paper's claims, and the settings of its studies at each scale."""
 
     name: str
-    title: str
-    about: str
-    unit: str
-    bytes_per_unit: float
     scales: dict[str, dict[str, Any]]
     claims: tuple[Claim, ...]
     toy: dict[str, ToyPlan] = field(default_factory=dict)
@@ -131,16 +126,7 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     if "claim" not in values:
         raise UserError("no [[claim]] found; run a study without claims with: h2h race")
     check_known(values, {"paper", "study", "scale", "also", "toy", "claim"}, "table")
-    about = as_table(values.get("paper", {}), "paper")
-    check_known(about, {"title", "about", "unit", "bytes_per_unit"}, "paper setting")
-    unit = as_choice(about.get("unit", "bits_per_byte"), "unit", UNITS)
-    length = as_number(about.get("bytes_per_unit", 1.0), "bytes_per_unit")
-    if length <= 0 or (unit != "bits_per_byte") != ("bytes_per_unit" in about):
-        raise UserError(
-            f"unit={unit}: nats_per_token and nats_per_word need bytes_per_unit above 0; bits_per_byte takes none"
-        )
-    # nats / unit to bits / byte
-    factor = 1.0 if unit == "bits_per_byte" else 1 / (math.log(2) * length)
+    about = decode(_About, as_table(values.get("paper", {}), "paper"), "[paper]")
     tables = as_table(values.get("scale"), "scale")
     check_known(tables, set(SCALES), "scale")
     for scale in SCALES:
@@ -151,13 +137,37 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     _check_starts({MAIN: main} | also)
     claims: list[Claim] = []
     for entry in values["claim"] if isinstance(values["claim"], list) else [values["claim"]]:
-        claim = _claim(as_table(entry, "claim"), factor, {MAIN: main} | also)
+        claim = _claim(as_table(entry, "claim"), about.factor, {MAIN: main} | also)
         if any(claim.id == other.id for other in claims):
             raise UserError(f"claim {claim.id} is given twice")
         claims.append(claim)
-    texts = (as_text(about.get("title", name), "title"), as_text(about.get("about", ""), "about"))
     others = {key: study.scales for key, study in also.items()}
-    return Paper(name, *texts, unit, length, main.scales, tuple(claims), _toy(values.get("toy", {})), others)
+    plans = _toy(as_table(values.get("toy", {}), "toy"))
+    return Paper(name, main.scales, tuple(claims), plans, others)
+
+
+@dataclass(frozen=True)
+class _About:
+    """The table [paper]."""
+
+    title: Text = ""
+    about: Text = ""
+    unit: Literal["bits_per_byte", "nats_per_token", "nats_per_word"] = "bits_per_byte"
+    """The unit of the numbers in criteria."""
+    bytes_per_unit: Number | None = None
+
+    def __post_init__(self) -> None:
+        in_bits = self.unit == "bits_per_byte"
+        if in_bits != (self.bytes_per_unit is None) or (self.bytes_per_unit or 1.0) <= 0:
+            raise UserError(
+                f"unit={self.unit}: nats_per_token and nats_per_word need bytes_per_unit above 0; "
+                "bits_per_byte takes none"
+            )
+
+    @property
+    def factor(self) -> float:
+        """The factor from nats per unit to bits per byte."""
+        return 1.0 if self.bytes_per_unit is None else 1 / (math.log(2) * self.bytes_per_unit)
 
 
 class _Study:
@@ -166,7 +176,7 @@ class _Study:
     def __init__(self, name: str, place: str, common: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
         self.scales: dict[str, dict[str, Any]] = {}
         self.arms: set[str] = set()
-        kinds: set[bool] = set()
+        on_tasks: set[bool] = set()
         for scale in (name for name in SCALES if name in tables):
             settings = changed_settings(common, as_table(tables[scale], f"{place}.{scale}"))
             self.scales[scale] = {"name": f"{name}{scale}"} | settings
@@ -175,12 +185,12 @@ class _Study:
             except UserError as error:
                 raise UserError(f"{place}.{scale}: {error}") from None
             self.arms |= {text for arm in spec.arms for text in (arm.text, arm.label)}
-            kinds.add(bool(spec.tasks))
-        if len(kinds) > 1:
+            on_tasks.add(bool(spec.tasks))
+        if len(on_tasks) > 1:
             raise UserError(
                 f"{place}: some scales use tasks, others corpora; all scales must use the same kind"
             )
-        self.of_tasks = True in kinds
+        self.of_tasks = True in on_tasks
 
 
 def _also(paper: str, given: Mapping[str, Any]) -> dict[str, _Study]:
@@ -239,8 +249,8 @@ def _check_starts(studies: Mapping[str, _Study]) -> None:
                 )
 
 
-def _toy(given: Any) -> dict[str, ToyPlan]:
-    tables = as_table(given, "toy")
+def _toy(tables: Mapping[str, Any]) -> dict[str, ToyPlan]:
+    """Return the plans of the toy by scale."""
     check_known(tables, set(SCALES), "scale of the toy")
     plans = {}
     for scale, entry in tables.items():
@@ -264,14 +274,17 @@ def _claim(entry: Mapping[str, Any], factor: float, studies: Mapping[str, _Study
     name = as_text(entry.get("id"), "a claim's id")
     try:
         check_known(entry, {"id", "statement", "published", "at", "criteria"}, "claim setting")
-        places = read_at(entry.get("at", {}))
+        at = decode(At, as_table(entry.get("at", {}), "at"), "at")
         given = entry.get("criteria")
         if not isinstance(given, list) or not given:
             raise UserError(
                 "criteria takes a list of tables such as {kind = 'difference', arm = ..., expect = ...}"
             )
-        criteria = tuple(read_criterion(as_table(part, "a criterion"), factor, studies) for part in given)
+        arms = {name: study.arms for name, study in studies.items()}
+        of_tasks = {name: study.of_tasks for name, study in studies.items()}
+        tables = [as_table(part, "a criterion") for part in given]
+        criteria = tuple(read_criterion(table, factor, arms, of_tasks) for table in tables)
         texts = (as_text(entry.get("statement"), "statement"), as_text(entry.get("published"), "published"))
-        return Claim(name, *texts, criteria, places)
+        return Claim(name, *texts, criteria, at)
     except UserError as error:
         raise UserError(f"claim {name}: {error}") from None

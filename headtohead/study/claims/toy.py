@@ -1,12 +1,16 @@
-"""Criteria about the toy: the order of its runs over paired seeds, and agreement with tables and theory."""
+"""The kinds of criteria about the toy: the order of its runs over paired seeds, and agreement with tables and theory."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar, Literal
 
-from headtohead.papers.faster_qk.findings import COMPLETE, THEORY
+from headtohead.common.errors import UserError
+from headtohead.papers.faster_qk.findings import CHECKS, COMPLETE, THEORY
+from headtohead.papers.faster_qk.runs import LOSSES, RUNS
 from headtohead.papers.faster_qk.work import Toy
-from headtohead.study.claims.criteria import Criterion
+from headtohead.study.claims.criteria import At, Basis, Criterion, Numbers, Texts
 from headtohead.study.claims.outcome import (
     CONTRADICTED,
     NOT_RUN,
@@ -17,80 +21,117 @@ from headtohead.study.claims.outcome import (
     SUPPORTED,
     Part,
     all_of,
+    interval_row,
 )
-from headtohead.study.judge.statistics import compare_paired
+from headtohead.study.config.validation import as_choice
+from headtohead.study.judge.statistics import compare_by_seed
 
-_NAMES = {"alpha": "alpha", "qk": "norm of QK", "ov": "norm of OV"}
+
+@dataclass(frozen=True, kw_only=True)
+class ToyCriterion(Criterion):
+    """A criterion about the toy."""
+
+    def judge(self, basis: Basis, at: At) -> Part:
+        """Return the outcome from the toy's results."""
+        if basis.toy is None:
+            return Part(OPEN, None, NOT_RUN, f"the toy is not part of scale {basis.scale}")
+        return self.outcome(basis.toy, basis.scale == "smoke")
+
+    def outcome(self, toy: Toy, smoke: bool) -> Part:
+        """Return the outcome; `smoke` decides nothing that depends on training."""
+        raise NotImplementedError
 
 
-def toy_order(criterion: Criterion, toy: Toy, smoke: bool) -> Part:
-    """Judge whether a quantity increases from each run to the next: the paired 95 % interval is above the margin."""
-    done = {result.run.name for result in toy.results}
-    missing = [name for name in criterion.order if name not in done]
-    if missing:
-        return Part(
-            OPEN, None, NOT_RUN, f"toy run {missing[0]} is not part of this scale or not finished", []
-        )
-    directions, reasons, measured = [], [], []
-    for bound in criterion.losses:
-        values = [_values(toy, name, bound, criterion.quantity) for name in criterion.order]
-        pairs = zip(pairwise(criterion.order), pairwise(values), criterion.margins, strict=True)
-        for (low, high), (below, above), margin in pairs:
-            seeds = sorted(below.keys() & above.keys())
-            paired = compare_paired([above[seed] for seed in seeds], [below[seed] for seed in seeds])
-            what = f"{_NAMES[criterion.quantity]} of {high} - {low} at loss {bound:g}"
-            measured.append(
-                {
-                    "what": what,
-                    "n": paired.n,
-                    "difference": paired.difference,
-                    "ci_low": paired.ci_low,
-                    "ci_high": paired.ci_high,
-                    "margin": margin,
-                }
+@dataclass(frozen=True, kw_only=True)
+class ToyOrder(ToyCriterion, kind="toy"):
+    """A quantity of the toy's runs increases from each to the next by more than a margin, at each given loss."""
+
+    quantity: Literal["alpha", "qk", "ov"]
+    order: Texts
+    losses: Numbers
+    margins: Numbers = (0.0,)
+    _NAMES: ClassVar[dict[str, str]] = {"alpha": "alpha", "qk": "norm of QK", "ov": "norm of OV"}
+
+    def __post_init__(self) -> None:
+        for name in self.order:
+            as_choice(name, "toy run", tuple(RUNS))
+        for bound in self.losses:
+            as_choice(bound, "loss of the toy", LOSSES)
+        if len(self.margins) == 1:
+            object.__setattr__(self, "margins", self.margins * (len(self.order) - 1))
+        if len(self.order) < 2 or len(self.margins) != len(self.order) - 1:
+            raise UserError(
+                f"order takes two or more runs and a margin between each two, got {len(self.order)} runs, "
+                f"{len(self.margins)} margins"
             )
-            if paired.difference is None or paired.ci_low is None or paired.ci_high is None:
-                directions.append(OPEN)
-                reasons.append(f"{what}: {paired.n} paired seeds give no interval")
-                continue
-            beyond, short = paired.ci_low > margin, paired.ci_high < margin
-            directions.append(SUPPORTED if beyond else CONTRADICTED if short else OPEN)
-            numbers = (
-                f"{paired.difference:+.3g} ({paired.ci_low:+.3g} to {paired.ci_high:+.3g}, n {paired.n})"
-            )
-            reasons.append(f"{what}: {numbers}" + (f", required more than {margin:g}" if margin else ""))
-    if not any(row["n"] for row in measured):
-        return Part(OPEN, None, NOT_RUN, "; ".join(reasons), measured)
-    if smoke:
-        return Part(OPEN, None, REDUCED, SMOKE, measured)
-    return Part(all_of(directions), None, PUBLISHED, "; ".join(reasons), measured)
+
+    def outcome(self, toy: Toy, smoke: bool) -> Part:
+        """Judge whether every paired 95 % interval is above its margin."""
+        done = {result.run.name for result in toy.results}
+        for name in self.order:
+            if name not in done:
+                return Part(
+                    OPEN, None, NOT_RUN, f"toy run {name} is not part of this scale or not finished", []
+                )
+        directions, reasons, measured = [], [], []
+        for bound in self.losses:
+            values = [self._values(toy, name, bound) for name in self.order]
+            pairs = zip(pairwise(self.order), pairwise(values), self.margins, strict=True)
+            for (low, high), (below, above), margin in pairs:
+                paired = compare_by_seed(above, below)
+                what = f"{self._NAMES[self.quantity]} of {high} - {low} at loss {bound:g}"
+                measured.append(interval_row(what, paired, margin=margin))
+                if paired.difference is None or paired.ci_low is None or paired.ci_high is None:
+                    directions.append(OPEN)
+                    reasons.append(f"{what}: {paired.n} paired seeds give no interval")
+                    continue
+                beyond, short = paired.ci_low > margin, paired.ci_high < margin
+                directions.append(SUPPORTED if beyond else CONTRADICTED if short else OPEN)
+                interval = f"{paired.ci_low:+.3g} to {paired.ci_high:+.3g}"
+                required = f", required more than {margin:g}" if margin else ""
+                reasons.append(f"{what}: {paired.difference:+.3g} ({interval}, n {paired.n}){required}")
+        if not any(row["n"] for row in measured):
+            return Part(OPEN, None, NOT_RUN, "; ".join(reasons), measured)
+        if smoke:
+            return Part(OPEN, None, REDUCED, SMOKE, measured)
+        return Part(all_of(directions), None, PUBLISHED, "; ".join(reasons), measured)
+
+    def _values(self, toy: Toy, name: str, bound: float) -> dict[int, float]:
+        """Return the quantity by seed, for the runs of that name that reached the loss."""
+        event = f"loss {bound:g}"
+        return {
+            result.run.seed: getattr(result.marks[event], self.quantity)
+            for result in toy.results
+            if result.run.name == name and event in result.marks
+        }
 
 
-def _values(toy: Toy, name: str, bound: float, quantity: str) -> dict[int, float]:
-    """Return a quantity by seed, for the runs of that name that reached the loss."""
-    event = f"loss {bound:g}"
-    return {
-        result.run.seed: getattr(result.marks[event], quantity)
-        for result in toy.results
-        if result.run.name == name and event in result.marks
-    }
+@dataclass(frozen=True, kw_only=True)
+class ToyCheck(ToyCriterion, kind="toy_check"):
+    """Tables and theory of the toy are reproduced."""
 
+    checks: Texts
 
-def toy_checks(criterion: Criterion, toy: Toy, smoke: bool) -> Part:
-    """Judge whether every number of the given checks is within tolerance; theory is decided at every scale."""
-    rows = [finding for finding in toy.findings if finding.check in criterion.checks]
-    measured = [finding.as_dict() for finding in rows]
-    if not rows:
-        return Part(OPEN, None, NOT_RUN, f"{', '.join(criterion.checks)}: not part of this scale", measured)
-    wrong = [finding.words() for finding in rows if not finding.holds]
-    if smoke and not set(criterion.checks) <= THEORY:
-        return Part(OPEN, None, REDUCED, SMOKE, measured)
-    if wrong:
-        return Part(CONTRADICTED, None, PUBLISHED, "; ".join(wrong), measured)
-    for check in criterion.checks:
-        count = sum(finding.check == check for finding in rows)
-        if count < COMPLETE[check]:
-            reason = f"{check}: {count} of {COMPLETE[check]} numbers are available, all within tolerance"
-            return Part(OPEN, None, REDUCED, reason, measured)
-    reason = f"{', '.join(criterion.checks)}: all {len(rows)} numbers within their tolerances"
-    return Part(SUPPORTED, None, PUBLISHED, reason, measured)
+    def __post_init__(self) -> None:
+        for name in self.checks:
+            as_choice(name, "check", CHECKS)
+
+    def outcome(self, toy: Toy, smoke: bool) -> Part:
+        """Judge whether every number is within tolerance; theory is decided at every scale."""
+        rows = [finding for finding in toy.findings if finding.check in self.checks]
+        measured = [finding.as_dict() for finding in rows]
+        names = ", ".join(self.checks)
+        if not rows:
+            return Part(OPEN, None, NOT_RUN, f"{names}: not part of this scale", measured)
+        wrong = [finding.words() for finding in rows if not finding.holds]
+        if smoke and not set(self.checks) <= THEORY:
+            return Part(OPEN, None, REDUCED, SMOKE, measured)
+        if wrong:
+            return Part(CONTRADICTED, None, PUBLISHED, "; ".join(wrong), measured)
+        for check in self.checks:
+            count = sum(finding.check == check for finding in rows)
+            if count < COMPLETE[check]:
+                reason = f"{check}: {count} of {COMPLETE[check]} numbers are available, all within tolerance"
+                return Part(OPEN, None, REDUCED, reason, measured)
+        reason = f"{names}: all {len(rows)} numbers within their tolerances"
+        return Part(SUPPORTED, None, PUBLISHED, reason, measured)

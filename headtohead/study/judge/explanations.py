@@ -9,6 +9,7 @@ from typing import Any
 from headtohead.common.errors import DamagedFile
 from headtohead.study.judge.intervals import over_seeds
 from headtohead.study.store.manifest import Contest, Manifest
+from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_store import Store, read_probe
 
 
@@ -30,7 +31,9 @@ class ArmExplanation:
         return float(value["mean"]) if isinstance(value, dict) and "mean" in value else value
 
 
-def study_explanations(store: Store, manifest: Manifest, results: Mapping[str, Any]) -> list[ArmExplanation]:
+def study_explanations(
+    store: Store, manifest: Manifest, results: Mapping[str, RunResult]
+) -> list[ArmExplanation]:
     """Return the arms of every contest on which the probe was taken; damaged files are left out."""
     names = [name for name in manifest.probes if name.partition(":")[0] == "explain"]
     rows = []

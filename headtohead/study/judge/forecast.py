@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -205,16 +206,9 @@ def _seeds_for(margin: float, spread: float | None) -> int | None:
     """Return the smallest number of seeds that detects a difference of `margin`, by bisection."""
     if spread is None or margin <= 0:
         return None
-    low, high = 2, _MAX_SEEDS
-    if (detectable_difference(spread, high) or 0.0) > margin:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if (detectable_difference(spread, middle) or 0.0) <= margin:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    counts = range(2, _MAX_SEEDS + 1)
+    index = bisect_left(counts, -margin, key=lambda count: -(detectable_difference(spread, count) or 0.0))
+    return counts[index] if index < len(counts) else None
 
 
 def _kind(identity: Mapping[str, Any]) -> str:
@@ -225,7 +219,7 @@ def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
     """Return tokens per second by kind of run, from finished runs in a directory on the same kind of device."""
     found: dict[str, list[float]] = {}
     for run in store.runs():
-        rate = run.costs().get("tokens_per_second")
+        rate = run.costs().tokens_per_second
         here = any(stretch.get("device") == device_name(device) for stretch in run.stretches())
         if not here or not run.finished() or not rate:
             continue

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +15,11 @@ from headtohead.common.errors import MissingFile, UnreadableFile, UserError, unk
 from headtohead.common.files import digest, read_text
 from headtohead.common.numbers import is_number
 from headtohead.evaluation.tasks import MARGINS
-from headtohead.study.judge.verdict import METRIC, Measure, Verdict, study_verdicts, untrained_line
+from headtohead.study.judge.verdict import Verdict, study_verdicts, untrained_line
 from headtohead.study.store.history import Marks
-from headtohead.study.store.manifest import Contest, Entry, Manifest
+from headtohead.study.store.manifest import METRIC, Contest, Entry, Manifest, Measure
+from headtohead.study.store.result import STATUSES, RunResult, Score
 from headtohead.study.store.run_store import Store
-from headtohead.study.store.validation import STATUSES
 
 _SCORES = ("nats", "perplexity", "bits_per_byte")
 _BEFORE = ("status", "parameters", "flops_per_token", "cache_bytes_per_token", "tokens")
@@ -45,7 +45,7 @@ _MAX_BYTES = 64 * 2**20
 
 
 def runs_csv(
-    store: Store, manifest: Manifest, results: dict[str, dict[str, Any]], added_seeds: frozenset[int]
+    store: Store, manifest: Manifest, results: Mapping[str, RunResult], added_seeds: frozenset[int]
 ) -> str:
     """Return a study's runs as CSV, one row per arm, seed and contest; unknown values are empty."""
     stream = io.StringIO()
@@ -63,7 +63,7 @@ def runs_csv(
                 run = store.run(run_id)
                 # These facts are the same for all seeds of an arm, so one record is enough.
                 facts = facts or _facts(store, run_id)
-                result = results.get(run_id, {})
+                result = results.get(run_id)
                 cost = run.costs(result)
                 row: dict[str, Any] = {
                     "run": run_id,
@@ -72,25 +72,25 @@ def runs_csv(
                     "seed": seed,
                     "added_later": int(seed in added_seeds),
                     **contest.place,
-                    "status": result.get("status", "not finished"),
-                    "tokens": result.get("tokens"),
-                    "train_seconds": cost.get("train_seconds"),
-                    "tokens_per_second": cost.get("tokens_per_second"),
+                    "status": "not finished" if result is None else result.status,
+                    "tokens": None if result is None else result.tokens,
+                    "train_seconds": cost.train_seconds,
+                    "tokens_per_second": cost.tokens_per_second,
                     "untrained": untrained_line(manifest, contest),
                 } | facts
                 for split in ("valid", "test"):
-                    score = result.get(split) or {}
-                    row |= {f"{split}_{name}": score.get(name) for name in scores}
+                    score = None if result is None else getattr(result, split)
+                    row |= {f"{split}_{name}": score and score.values.get(name) for name in scores}
                 writer.writerow([_cell(row.get(column)) for column in columns])
     return stream.getvalue()
 
 
-def _scores(manifest: Manifest, results: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+def _scores(manifest: Manifest, results: Mapping[str, RunResult]) -> tuple[str, ...]:
     """Return the score columns of a study; for tasks, every metric that occurs in a result."""
     if not manifest.measures:
         return _SCORES
-    tests = [result["test"] for result in results.values() if result.get("status") == "done"]
-    return ("nats", *(name for name in MARGINS if any(name in test for test in tests)))
+    tests = [test for result in results.values() if (test := result.tested) is not None]
+    return ("nats", *(name for name in MARGINS if any(name in test.values for test in tests)))
 
 
 def _facts(store: Store, run_id: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Judged:
     """A table of runs with its verdicts."""
 
     manifest: Manifest
-    results: dict[str, dict[str, Any]]
+    results: dict[str, RunResult]
     verdicts: list[Verdict]
     measure: Measure
 
@@ -185,12 +185,13 @@ def judge_table(
 
 
 def _unpaired(
-    manifest: Manifest, contest: Contest, row: Verdict, results: dict[str, dict[str, Any]]
+    manifest: Manifest, contest: Contest, row: Verdict, results: Mapping[str, RunResult]
 ) -> list[str]:
     """Return notes on seeds that only one side has, and on seeds for which the baseline has no number."""
     ours, theirs = (set(manifest.runs(contest, label)) for label in (row.label, row.baseline_label))
     base = manifest.runs(contest, row.baseline_label)
-    empty = {seed for seed in ours & theirs if results.get(base[seed], {}).get("status") != "done"}
+    done = {run for run, result in results.items() if result.status == "done"}
+    empty = {seed for seed in ours & theirs if base[seed] not in done}
     found = (
         (ours - theirs, f"of {row.label} without a partner: left out"),
         (theirs - ours, f"of {row.baseline_label} without a partner: left out"),
@@ -204,46 +205,80 @@ def _seeds(seeds: set[int]) -> str:
     return f"{'seed' if len(seeds) == 1 else 'seeds'} {shown}"
 
 
-def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return a table's header, and its rows with their numbers in a spreadsheet (the header is row 1)."""
+@dataclass(frozen=True)
+class _Row:
+    """One row of a table: where it is, and its cells by column."""
+
+    path: Path
+    number: int
+    """As in a spreadsheet, where the header is row 1."""
+    cells: dict[str, str]
+
+    def text(self, column: str) -> str:
+        """Return the text of a cell; empty without such a column."""
+        return _text(self.cells.get(column, "").strip())
+
+    def value(self, column: str, what: str = "a number") -> float:
+        """Return the number in a cell."""
+        try:
+            return float(self.cells[column])
+        except ValueError:
+            raise self.wrong(column, what) from None
+
+    def seed(self, column: str) -> int:
+        """Return the seed in a cell; a whole number may be written as 3.0."""
+        value = self.value(column, "a whole number as seed")
+        if not math.isfinite(value) or value != int(value) or abs(value) > 2**53:
+            raise self.wrong(column, "a whole number as seed")
+        return int(value)
+
+    def result(self, column: str, metric: str) -> RunResult | None:
+        """Return the result, or None if it has none; NaN and infinity mean that the run diverged."""
+        for status in STATUSES:
+            if self.text("status") == status != "done":
+                return RunResult(status=status)
+        if not self.text(column):
+            return None
+        value = self.value(column)
+        if not math.isfinite(value):
+            return RunResult(status="diverged")
+        return RunResult(status="done", test=Score({metric: value}, metric))
+
+    def wrong(self, column: str, what: str) -> UserError:
+        """Return the error for a cell that is not `what`."""
+        return UserError(f"{self}, column '{column}': expected {what}, got '{self.cells[column][:40]}'")
+
+    def __str__(self) -> str:
+        return f"{self.path}, row {self.number}"
+
+
+def _read(path: Path) -> tuple[list[str], list[_Row]]:
+    """Return a table's header and rows."""
     try:
         text = read_text(path, _MAX_BYTES, links=True).removeprefix("\ufeff")
     except MissingFile:
         raise UserError(f"no such table: {path}") from None
-    first = text.partition("\n")[0]
-    delimiter = max((",", ";", "\t"), key=first.count)
+    delimiter = max((",", ";", "\t"), key=text.partition("\n")[0].count)
     try:
         found = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
     except csv.Error as error:
         raise UserError(f"table {path} is not CSV: {error}") from None
     if not found or not any(found[0]):
         raise UserError(f"table {path} has no header; the first row must name the columns")
-    header = [cell.strip() for cell in found[0]]
-    rows = [(number, row) for number, row in enumerate(found[1:], 2) if any(cell.strip() for cell in row)]
+    header, rows = [cell.strip() for cell in found[0]], []
+    for number, cells in enumerate(found[1:], 2):
+        row = _Row(path, number, dict(zip(header, cells, strict=False)))
+        if any(cell.strip() for cell in cells):
+            rows.append(row)
+            if len(cells) != len(header):
+                raise UserError(f"{row}: {len(cells)} cells, but the header has {len(header)} columns")
     if not rows:
         raise UserError(f"table {path} has no rows below its header")
-    for number, row in rows:
-        if len(row) != len(header):
-            raise UserError(
-                f"{path}, row {number}: {len(row)} cells, but the header has {len(header)} columns"
-            )
     return header, rows
 
 
-def _manifest(
-    path: Path,
-    header: Sequence[str],
-    rows: Sequence[tuple[int, list[str]]],
-    columns: Columns,
-    measure: Measure,
-) -> tuple[Manifest, dict[str, dict[str, Any]], frozenset[int]]:
-    def index_of(name: str) -> int:
-        if name not in header:
-            raise unknown(f"column of {path}", name, header)
-        if header.count(name) > 1:
-            raise UserError(f"{path} has {header.count(name)} columns named '{name}'; rename all but one")
-        return header.index(name)
-
+def _contest_columns(path: Path, header: Sequence[str], columns: Columns) -> tuple[str, ...]:
+    """Return the columns that separate contests; raise UserError for a column that is missing or ambiguous."""
     chosen = (columns.arm, columns.seed, columns.metric)
     if columns.by is None:
         by = tuple(name for name in CONTEST_COLUMNS if name in header and name not in chosen)
@@ -251,39 +286,47 @@ def _manifest(
         apart = "numerics" in header and "numerics" not in (*chosen, *columns.by)
         by = (*columns.by, *(("numerics",) if apart else ()))
     names = (*chosen, *by)
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise UserError(f"column '{twice}' is given twice; arm, seed, metric and by take one column each")
-    at = {name: index_of(name) for name in names}
-    status_at = header.index("status") if "status" in header else None
-    added_at = header.index("added_later") if "added_later" in header else None
-    line_at = header.index("untrained") if "untrained" in header else None
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"column '{name}' is given twice; arm, seed, metric and by take one column each")
+    for name in names:
+        if name not in header:
+            raise unknown(f"column of {path}", name, header)
+        if header.count(name) > 1:
+            raise UserError(f"{path} has {header.count(name)} columns named '{name}'; rename all but one")
+    return by
+
+
+def _manifest(
+    path: Path, header: Sequence[str], rows: Sequence[_Row], columns: Columns, measure: Measure
+) -> tuple[Manifest, dict[str, RunResult], frozenset[int]]:
+    by = _contest_columns(path, header, columns)
     line_name = "bigram" if measure.better == "lower" else "majority class"
     references: dict[str, dict[str, float]] = {}
     entries: list[Entry] = []
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, RunResult] = {}
     seen: dict[tuple[Contest, str, int], int] = {}
     added = set()
-    for number, row in rows:
-        label = _text(row[at[columns.arm]].strip())
+    for row in rows:
+        label, seed = row.text(columns.arm), row.seed(columns.seed)
         if not label:
-            raise UserError(f"{path}, row {number}, column '{columns.arm}': no arm")
-        seed = _seed(path, number, columns.seed, row[at[columns.seed]])
-        contest = _contest({name: _text(row[at[name]].strip()) for name in by})
-        if (first := seen.setdefault((contest, label, seed), number)) != number:
+            raise UserError(f"{row}, column '{columns.arm}': no arm")
+        contest = _contest({name: row.text(name) for name in by})
+        if (first := seen.setdefault((contest, label, seed), row.number)) != row.number:
             where = f" in {contest.title}" if contest.title else ""
             raise UserError(
-                f"{path}, row {number}: arm '{label}', seed {seed}{where} is already in row {first}; "
+                f"{row}: arm '{label}', seed {seed}{where} is already in row {first}; "
                 "remove one of them, or give the columns that distinguish them with --by"
             )
-        run_id = digest(f"{path.name}:{number}")[:16]
+        run_id = digest(f"{path.name}:{row.number}")[:16]
         entries.append(Entry(run_id, label, seed, contest))
-        if added_at is not None and row[added_at].strip() == "1":
+        if row.text("added_later") == "1":
             added.add(seed)
-        if line_at is not None and (cell := row[line_at].strip()):
-            references[contest.corpus_label] = {line_name: _line(path, number, cell)}
-        status = row[status_at].strip() if status_at is not None else ""
-        result = _result(path, number, columns.metric, row[at[columns.metric]], status, measure.name)
-        if result is not None:
+        if row.text("untrained"):
+            if not math.isfinite(line := row.value("untrained")):
+                raise row.wrong("untrained", "a number")
+            references[contest.corpus_label] = {line_name: line}
+        if (result := row.result(columns.metric, measure.name)) is not None:
             results[run_id] = result
     labels = dict.fromkeys(entry.label for entry in entries)
     manifest = Manifest(
@@ -299,50 +342,8 @@ def _manifest(
     return manifest, results, frozenset(added)
 
 
-def _line(path: Path, number: int, cell: str) -> float:
-    """Return the score of an untrained model from its column in runs.csv."""
-    try:
-        value = float(cell)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise UserError(f"{path}, row {number}, column 'untrained': expected a number, got {cell!r}")
-    return value
-
-
 def _contest(values: dict[str, str]) -> Contest:
     known = {name: values.get(name, "") for name in CONTEST_COLUMNS}
     others = [f"{name} {value}" for name, value in values.items() if name not in CONTEST_COLUMNS]
     corpus = ", ".join(filter(None, (known["corpus"], *others)))
     return Contest(corpus, corpus, **{name: known[name] for name in CONTEST_COLUMNS[1:]})
-
-
-def _seed(path: Path, number: int, column: str, cell: str) -> int:
-    try:
-        value = float(cell)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value != int(value) or abs(value) > 2**53:
-        raise UserError(
-            f"{path}, row {number}, column '{column}': expected a whole number as seed, got '{cell[:40]}'"
-        )
-    return int(value)
-
-
-def _result(
-    path: Path, number: int, column: str, cell: str, status: str, metric: str
-) -> dict[str, Any] | None:
-    """Return the result of a row, or None if it has none; NaN and infinity mean that the run diverged."""
-    if status in STATUSES and status != "done":
-        return {"status": status}
-    if not cell.strip():
-        return None
-    try:
-        value = float(cell)
-    except ValueError:
-        raise UserError(
-            f"{path}, row {number}, column '{column}': expected a number, got '{cell[:40]}'"
-        ) from None
-    if not math.isfinite(value):
-        return {"status": "diverged"}
-    return {"status": "done", "test": {metric: value, "blocks": []}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from headtohead.common.memory import gc_paused
 from headtohead.evaluation.stability import final_loss, gradient_tail, spikes, tokens_to_target
 from headtohead.study.judge.statistics import ALPHA, compare_paired
 from headtohead.study.store.manifest import Contest, Manifest
+from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_store import Store
 
 Row = dict[str, Any]
@@ -50,18 +52,11 @@ class Stability:
         return asdict(self)
 
 
-def study_stability(store: Store, manifest: Manifest, results: dict[str, Row]) -> list[Stability]:
-    """Return one row per contest and arm, including the baseline."""
-    return [
-        row for contest in manifest.contests() for row in contest_stability(store, manifest, contest, results)
-    ]
-
-
 @gc_paused()
 def contest_stability(
-    store: Store, manifest: Manifest, contest: Contest, results: dict[str, Row]
+    store: Store, manifest: Manifest, contest: Contest, results: Mapping[str, RunResult]
 ) -> list[Stability]:
-    """Return one row per arm of a contest."""
+    """Return one row per arm of a contest, including the baseline."""
     curves_of = {label: _Curves() for _, label in manifest.arms}
     seeds = dict.fromkeys(seed for _, label in manifest.arms for seed in manifest.runs(contest, label))
     # Seed by seed: the rows of a whole contest may not fit in memory.
@@ -69,7 +64,7 @@ def contest_stability(
         curves = {}
         for label in curves_of:
             run = manifest.runs(contest, label).get(seed, "")
-            if results.get(run, {}).get("status") in ("done", "diverged"):
+            if run in results and results[run].status in ("done", "diverged"):
                 with suppress(UnreadableFile):  # the page names it
                     curves[label] = store.run(run).curve(results[run])
         target = _target(curves.get(manifest.baseline, []))
@@ -78,26 +73,15 @@ def contest_stability(
                 curves_of[label].add(rows, target)
     found = []
     for label, curve in curves_of.items():
-        status = [results.get(run, {}).get("status") for run in manifest.runs(contest, label).values()]
+        status = [results[run].status for run in manifest.runs(contest, label).values() if run in results]
         diverged = status.count("diverged")
         count = diverged + status.count("done")
         low, high = share_interval(diverged, count)
-        found.append(
-            Stability(
-                label,
-                contest.title,
-                count,
-                diverged,
-                low,
-                high,
-                statistics.fmean(curve.spikes) if curve.spikes else None,
-                statistics.median(curve.tails) if curve.tails else None,
-                curve.pairs,
-                len(curve.ours),
-                *curve.ratio(),
-                rate_rise(manifest, contest, label),
-            )
-        )
+        spiked = statistics.fmean(curve.spikes) if curve.spikes else None
+        tail = statistics.median(curve.tails) if curve.tails else None
+        numbers = (spiked, tail, curve.pairs, len(curve.ours), *curve.ratio())
+        rise = rate_rise(manifest, contest, label)
+        found.append(Stability(label, contest.title, count, diverged, low, high, *numbers, rise))
     return found
 
 

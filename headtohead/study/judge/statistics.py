@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 ALPHA = 0.05
 POWER = 0.8
@@ -22,15 +23,15 @@ class Paired:
     """The comparison of paired values; None if a number is undefined."""
 
     n: int
-    difference: float | None
-    ci_low: float | None
-    ci_high: float | None
-    p: float | None
-    equivalence_low: float | None
+    difference: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    p: float | None = None
+    equivalence_low: float | None = None
     """The 90 % interval, which decides equivalence."""
-    equivalence_high: float | None
-    detectable: float | None
-    correlation: float | None
+    equivalence_high: float | None = None
+    detectable: float | None = None
+    correlation: float | None = None
     """Correlation between the arms over seeds."""
 
 
@@ -40,16 +41,16 @@ def compare_paired(arm: Sequence[float], baseline: Sequence[float]) -> Paired:
     differences = a - b
     n = len(differences)
     if n == 0:
-        return Paired(0, None, None, None, None, None, None, None, None)
+        return Paired(0)
     mean = float(differences.mean())
     if n == 1:
-        return Paired(1, mean, None, None, None, None, None, None, None)
+        return Paired(1, mean)
     from scipy import special  # scipy.stats has the same distributions but takes 0.5 s longer to import
 
     sd = float(differences.std(ddof=1))
     if sd <= ZERO_SPREAD * max(float(np.abs(a).max()), float(np.abs(b).max()), ZERO_SPREAD):
         # Equal differences carry no information about their variance: rounded metrics and two seeds give them by chance.
-        return Paired(n, mean, None, None, None, None, None, None, None)
+        return Paired(n, mean)
     error = sd / math.sqrt(n)
     wide, narrow = (float(special.stdtrit(n - 1, 1 - share / 2)) * error for share in (ALPHA, 2 * ALPHA))
     p = float(2 * special.stdtr(n - 1, -abs(mean) / error))
@@ -66,6 +67,12 @@ def compare_paired(arm: Sequence[float], baseline: Sequence[float]) -> Paired:
         detectable_difference(sd, n),
         correlation,
     )
+
+
+def compare_by_seed(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Paired:
+    """Return the paired comparison arm - baseline of values by seed, over the seeds that both have."""
+    seeds = [seed for seed in arm if seed in baseline]
+    return compare_paired([arm[seed] for seed in seeds], [baseline[seed] for seed in seeds])
 
 
 def detectable_difference(sd: float, n: int, power: float = POWER, arms: int = 1) -> float | None:
@@ -165,8 +172,8 @@ def two_groups(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def document_interval(
-    arm: Sequence[Sequence[Sequence[float]]],
-    baseline: Sequence[Sequence[Sequence[float]]],
+    arm: Sequence[ArrayLike],
+    baseline: Sequence[ArrayLike],
     unit: float = math.log(2),
 ) -> tuple[float, float] | None:
     """Return the 95 % interval of the difference over documents, in bits per byte.
@@ -178,7 +185,7 @@ def document_interval(
     if not arm or len(arm) != len(baseline):
         return None
     shapes = {np.shape(blocks) for blocks in (*arm, *baseline)}
-    if len(shapes) != 1 or len(arm[0]) < 3:
+    if len(shapes) != 1 or np.shape(arm[0])[0] < 3:
         return None
     from scipy import special
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from headtohead.common.errors import DamagedFile
 from headtohead.study.judge.verdict import Verdict, study_verdicts
 from headtohead.study.probes.corpora import NAME
 from headtohead.study.store.manifest import Contest, Manifest
+from headtohead.study.store.result import RunResult, Score, read_score
 from headtohead.study.store.run_store import Store
-from headtohead.study.store.validation import validate_score
 
 Probes = Mapping[str, Mapping[str, Any]]
 """Probe results by run and probe name."""
@@ -41,7 +44,7 @@ def places(cells: Iterable[Cell]) -> dict[Contest, str]:
     return {contest: one.title_among(list(bare.values())) if several else "" for contest, one in bare.items()}
 
 
-def read_probes(store: Store, manifest: Manifest, results: Mapping[str, Any]) -> Probes:
+def read_probes(store: Store, manifest: Manifest, results: Mapping[str, RunResult]) -> Probes:
     """Return the scores of a study's runs on other corpora; runs with a damaged file are left out."""
     names = [name for name in manifest.probes if name.startswith(f"{NAME}:")]
     found: dict[str, dict[str, Any]] = {}
@@ -55,7 +58,7 @@ def read_probes(store: Store, manifest: Manifest, results: Mapping[str, Any]) ->
     return found
 
 
-def corpus_matrix(manifest: Manifest, results: dict[str, dict[str, Any]], probes: Probes) -> list[Cell]:
+def corpus_matrix(manifest: Manifest, results: Mapping[str, RunResult], probes: Probes) -> list[Cell]:
     """Return every cell that has a score, by contest, evaluation corpus and arm; Holm's correction is over arms.
 
     A study that is evaluated on no other corpus has no cells.
@@ -87,38 +90,45 @@ def short_labels(cells: Iterable[Cell]) -> dict[str, str]:
     return short if len(set(short.values())) == len(labels) else {label: label for label in labels}
 
 
-def _scores(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+@dataclass(frozen=True)
+class _Evaluated:
+    """The score of a run on the test split of another corpus."""
+
+    content: str
+    """Hash of the text."""
+    score: Score
+
+
+def _scores(found: Mapping[str, Any]) -> dict[str, _Evaluated]:
     """Return the valid scores of a run by corpus label."""
-    return {
-        str(row["label"]): row
-        for probe, corpora in found.items()
-        if probe.startswith(f"{NAME}:")
-        for name, row in corpora.items()
-        if isinstance(row, dict) and {"label", "content", "score"} <= row.keys()
-        if not validate_score(row["score"], str(name))
-    }
+    scores = {}
+    for probe, corpora in found.items():
+        for name, row in corpora.items() if probe.startswith(f"{NAME}:") else ():
+            with suppress(ValueError, KeyError, TypeError):
+                scores[str(row["label"])] = _Evaluated(str(row["content"]), read_score(row["score"], name))
+    return scores
 
 
 def _moved(
-    results: Mapping[str, dict[str, Any]],
-    scores: Mapping[str, dict[str, dict[str, Any]]],
+    results: Mapping[str, RunResult],
+    scores: Mapping[str, Mapping[str, _Evaluated]],
     corpus: str,
     runs: set[str],
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, RunResult]:
     """Return the results of runs with the scores on another corpus' test split in place of their own.
 
     Runs scored on a different text of the same name than most (an edited file, another Python) are left out.
     """
     known = {run: scores[run][corpus] for run in sorted(runs) if corpus in scores.get(run, {})}
-    contents = [str(row["content"]) for row in known.values()]
+    contents = [row.content for row in known.values()]
     usual = max(sorted(set(contents)), key=contents.count, default="")
     moved = {}
     for run in runs:
         result = results.get(run)
         if result is None:
             continue
-        if result.get("status") != "done":
+        if result.status != "done":
             moved[run] = result
-        elif run in known and known[run]["content"] == usual:
-            moved[run] = {**result, "test": known[run]["score"]}
+        elif run in known and known[run].content == usual:
+            moved[run] = replace(result, test=known[run].score)
     return moved

@@ -19,8 +19,9 @@ import numpy as np
 
 from headtohead.common.numbers import short_count
 from headtohead.study.judge.statistics import ALPHA, Paired, compare_paired, holm
-from headtohead.study.judge.verdict import METRIC, Result, Verdict
-from headtohead.study.store.manifest import Contest, Manifest
+from headtohead.study.judge.verdict import Verdict
+from headtohead.study.store.manifest import METRIC, Contest, Manifest
+from headtohead.study.store.result import RunResult
 
 MIN_POINTS = 3
 """Values needed for a line: two points always fit one."""
@@ -159,26 +160,23 @@ def fit_line(values: Sequence[float], gaps: Sequence[Sequence[float]], places: i
     means = y.mean(1)
     none = [0.0] * seeds
 
-    def fitted(at: float) -> Paired:
-        return compare_paired((means + slopes * (at - middle)).tolist(), none)
+    def mean(at: float) -> Reach:
+        found = compare_paired((means + slopes * (at - middle)).tolist(), none)
+        return Reach(2**at, found.difference or 0.0, found.ci_low, found.ci_high)
 
     def further(at: float) -> Reach:
         """Return the prediction at `at`: the variance of a further pair is at most `share` times that of a seed's line.
 
         With noise s in each gap and v at `at` between seeds, a seed's line has variance v + h s², the pair v + s².
         """
-        found = fitted(at)
-        if found.ci_low is None or found.difference is None:
-            return Reach(2**at, found.difference or 0.0, None, None)
+        found = mean(at)
+        if found.low is None:
+            return found
         leverage = 1 / len(x) + (at - middle) ** 2 / spread
         share = max(1.0, 1 / leverage)
         # From the mean's interval, t s / sqrt(n), to the pair's, t s sqrt(share + 1 / n).
-        reach = (found.difference - found.ci_low) * math.sqrt(seeds * share + 1)
-        return Reach(2**at, found.difference, found.difference - reach, found.difference + reach)
-
-    def mean(at: float) -> Reach:
-        found = fitted(at)
-        return Reach(2**at, found.difference or 0.0, found.ci_low, found.ci_high)
+        reach = (found.gap - found.low) * math.sqrt(seeds * share + 1)
+        return replace(found, low=found.gap - reach, high=found.gap + reach)
 
     def outwards(reaches: list[Reach]) -> list[Reach]:
         """Make intervals non-decreasing outwards: where the lines of few seeds cross they would be too narrow."""
@@ -200,13 +198,15 @@ def fit_line(values: Sequence[float], gaps: Sequence[Sequence[float]], places: i
 
 
 def study_trends(
-    manifest: Manifest, results: Mapping[str, Result], verdicts: Sequence[Verdict]
+    manifest: Manifest, values: Mapping[tuple[str, Contest], float], verdicts: Sequence[Verdict]
 ) -> list[Trend]:
-    """Return a trend per arm and axis with two or more values, in bits per byte; empty for studies of tasks."""
+    """Return a trend per arm and axis with two or more values, in bits per byte; empty for studies of tasks.
+
+    `values` are those of `axis_values`.
+    """
     if manifest.measures:
         return []
     contests = manifest.contests()
-    values = axis_values(manifest, results)
     found = []
     for over in OVER:
         for group in groups(contests, over):
@@ -225,18 +225,17 @@ def groups(contests: Sequence[Contest], over: str) -> list[list[Contest]]:
     return [group for group in found.values() if len(group) > 1 and all(getattr(one, name) for one in group)]
 
 
-def axis_values(manifest: Manifest, results: Mapping[str, Result]) -> dict[tuple[str, Contest], float]:
+def axis_values(manifest: Manifest, results: Mapping[str, RunResult]) -> dict[tuple[str, Contest], float]:
     """Return the position of each contest on each axis: the baseline's parameters, its tokens per parameter, the context."""
     found: dict[tuple[str, Contest], float] = {}
     for contest in manifest.contests():
         if contest.context.isdecimal():
             found["context", contest] = float(contest.context)
         for run in manifest.runs(contest, manifest.baseline).values():
-            result = results.get(run, {})
-            parameters, tokens = result.get("parameters"), result.get("tokens")
-            if result.get("status") == "done" and parameters and tokens:
-                found["size", contest] = float(parameters)
-                found["tokens_per_parameter", contest] = float(tokens) / float(parameters)
+            result = results.get(run)
+            if result is not None and result.status == "done" and result.parameters and result.tokens:
+                found["size", contest] = float(result.parameters)
+                found["tokens_per_parameter", contest] = result.tokens / result.parameters
                 break
     return found
 
@@ -245,7 +244,7 @@ def _arms(
     manifest: Manifest,
     over: str,
     group: list[Contest],
-    values: dict[tuple[str, Contest], float],
+    values: Mapping[tuple[str, Contest], float],
     verdicts: Sequence[Verdict],
 ) -> list[Trend]:
     trends = []

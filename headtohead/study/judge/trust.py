@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from headtohead.model.check.gate import GateResult
 from headtohead.study.store.manifest import METRIC, Contest, Manifest, flops_label
+from headtohead.study.store.result import RunResult
 
 if TYPE_CHECKING:
     from headtohead.study.judge.verdict import Verdict
@@ -16,25 +18,22 @@ _TOO_GOOD = 0.5
 
 
 def failed_checks(
-    manifest: Manifest, contest: Contest, label: str, results: Mapping[str, Mapping[str, Any]]
+    manifest: Manifest, contest: Contest, label: str, results: Mapping[str, RunResult]
 ) -> list[str]:
     """Return the gate's findings for an arm before training and for its trained runs."""
     found = list(manifest.check(contest, label).failed)
     runs = manifest.runs(contest, label).values()
-    after = [failed for run in runs if (failed := _after(results.get(run)).get("failed"))]
+    after = [failed for run in runs if (failed := _after(results.get(run)).failed)]
     if after:
         found.append(f"after training, in {len(after)} of {len(runs)} runs: {after[0][0]}")
     return found
 
 
-def _after(result: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    check = (result or {}).get("check")
-    return check if isinstance(check, dict) else {}
+def _after(result: RunResult | None) -> GateResult:
+    return GateResult() if result is None or result.check is None else result.check
 
 
-def weaken(
-    row: Verdict, manifest: Manifest, contest: Contest, results: Mapping[str, Mapping[str, Any]]
-) -> None:
+def weaken(row: Verdict, manifest: Manifest, contest: Contest, results: Mapping[str, RunResult]) -> None:
     """Withhold verdicts that a failed check of the arm or the baseline does not allow, and note the reason.
 
     A leak lowers the loss. So an arm that failed its check can only be called worse, and an arm compared with a baseline
@@ -53,7 +52,7 @@ def weaken(
             row.notes.append(f"after a failed check it cannot be called {row.verdict}")
             row.verdict = "undecided"
     for label in (row.label, row.baseline_label):
-        after = [_after(results.get(run)).get("marks", ()) for run in manifest.runs(contest, label).values()]
+        after = [_after(results.get(run)).marks for run in manifest.runs(contest, label).values()]
         marks = dict.fromkeys(
             [*manifest.check(contest, label).marks, *(mark for part in after for mark in part)]
         )

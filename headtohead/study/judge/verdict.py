@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import numpy as np
 
 from headtohead.study.judge.statistics import (
     ALPHA,
@@ -18,23 +20,14 @@ from headtohead.study.judge.statistics import (
 from headtohead.study.judge.trust import failed_check_label, weaken
 from headtohead.study.store.history import NO_MARKS, Marks
 from headtohead.study.store.manifest import METRIC, Contest, Manifest, Measure, metric_label
+from headtohead.study.store.result import Blocks, RunResult
 
-__all__ = [
-    "METRIC",
-    "Measure",
-    "Result",
-    "Verdict",
-    "headlines",
-    "sentence",
-    "study_verdicts",
-]
 _VERDICTS = ("better", "worse", "equivalent", "undecided")
 MAX_LISTED = 4
 """A headline lists up to this many contests; with more, it gives the first and the counts."""
-Result = dict[str, Any]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Verdict:
     """The comparison of one arm with the baseline in one contest."""
 
@@ -52,11 +45,11 @@ class Verdict:
     ci_low: float | None
     ci_high: float | None
     p: float | None
-    p_holm: float | None
+    p_holm: float | None = None
     margin: float
     detectable: float | None
-    primary: bool
-    verdict: str
+    primary: bool = False
+    verdict: str = "undecided"
     equivalence_low: float | None = None
     equivalence_high: float | None = None
     label: str = ""
@@ -114,7 +107,7 @@ class Verdict:
 
 def study_verdicts(
     manifest: Manifest,
-    results: dict[str, Result],
+    results: Mapping[str, RunResult],
     marks: Marks = NO_MARKS,
     measure: Measure | None = None,
 ) -> list[Verdict]:
@@ -159,11 +152,9 @@ def study_verdicts(
     return verdicts
 
 
-def _value(result: Result | None, metric: str) -> float | None:
-    if not result or result.get("status") != "done":
-        return None
-    value = result["test"][metric]
-    return None if value is None else float(value)
+def _value(result: RunResult | None, metric: str) -> float | None:
+    score = None if result is None else result.tested
+    return None if score is None else float(score.values[metric])
 
 
 def _compare(
@@ -171,12 +162,14 @@ def _compare(
     contest: Contest,
     text: str,
     label: str,
-    results: dict[str, Result],
+    results: Mapping[str, RunResult],
     marks: Marks,
     measure: Measure,
 ) -> Verdict:
-    ours = {seed: results.get(run) for seed, run in manifest.runs(contest, label).items()}
-    theirs = {seed: results.get(run) for seed, run in manifest.runs(contest, manifest.baseline).items()}
+    ours, theirs = (
+        {seed: results.get(run) for seed, run in manifest.runs(contest, name).items()}
+        for name in (label, manifest.baseline)
+    )
     pairs = [
         (seed, a, b)
         for seed in manifest.seeds
@@ -187,52 +180,39 @@ def _compare(
     mine, base_values = [a for _, a, _ in pairs], [b for _, _, b in pairs]
     paired = compare_paired(mine, base_values)
     mine_by, base_by = (_blocks(part, seeds, measure.name) for part in (ours, theirs))
-    documents = document_interval(mine_by, base_by, _UNITS.get(measure.name, 1.0))
-    status = [str((result or {}).get("status", "missing")) for result in ours.values()]
-    base_status = [str((result or {}).get("status", "missing")) for result in theirs.values()]
+    documents = document_interval(mine_by, base_by, _UNITS.get(measure.name, 1.0)) or (None, None)
+    status, base_status = (
+        ["missing" if result is None else result.status for result in part.values()]
+        for part in (ours, theirs)
+    )
+    both = [*ours.values(), *theirs.values()]
+    falls = [result.late_fall for part in (ours, theirs) for seed in seeds if (result := part[seed])]
     return Verdict(
         arm=text,
         baseline=next(other for other, name in manifest.arms if name == manifest.baseline),
-        corpus=contest.corpus_label,
-        size=contest.size,
-        shape=contest.shape,
-        length=contest.length,
-        context=contest.context,
-        branch=contest.branch,
-        numerics=contest.numerics,
+        **contest.place,  # type: ignore[arg-type]
+        **vars(paired),
         metric=measure.name,
-        n=paired.n,
+        better=measure.better,
         mean=sum(mine) / len(mine) if mine else None,
         baseline_mean=sum(base_values) / len(base_values) if base_values else None,
-        difference=paired.difference,
-        ci_low=paired.ci_low,
-        ci_high=paired.ci_high,
-        p=paired.p,
-        p_holm=None,
         margin=manifest.margin if measure.margin is None else measure.margin,
-        detectable=paired.detectable,
-        primary=False,
-        verdict="undecided",
-        equivalence_low=paired.equivalence_low,
-        equivalence_high=paired.equivalence_high,
         label=label,
         baseline_label=manifest.baseline,
         seeds=seeds,
         values=mine,
         baseline_values=base_values,
-        correlation=paired.correlation,
-        documents_low=documents[0] if documents else None,
-        documents_high=documents[1] if documents else None,
+        documents_low=documents[0],
+        documents_high=documents[1],
         diverged=status.count("diverged"),
-        failed=len([state for state in status if state not in ("done", "diverged", "missing")]),
+        failed=sum(state not in ("done", "diverged", "missing") for state in status),
         missing=status.count("missing"),
         added_seeds=sorted(marks.added_seeds.intersection(seeds)),
         unlearnt=sum(is_untrained(value, manifest, contest) for value in mine),
         baseline_unlearnt=sum(is_untrained(value, manifest, contest) for value in base_values),
         baseline_diverged=base_status.count("diverged"),
-        falling=_falling(ours, seeds) + _falling(theirs, seeds),
-        moved=_moved(ours) + _moved(theirs),
-        better=measure.better,
+        falling=sum(fall is not None and fall > STEEP for fall in falls),
+        moved=sum(bool(result and result.environment_changed) for result in both),
     )
 
 
@@ -265,25 +245,18 @@ STEEP = 0.1
 """A loss is falling steeply if the second half of training lowered it by more than this share."""
 
 
-def _falling(results: dict[int, Result | None], seeds: list[int]) -> int:
-    """Return the number of these runs whose loss was still falling steeply at the end."""
-    falls = [(results.get(seed) or {}).get("late_fall") for seed in seeds]
-    return sum(fall is not None and fall > STEEP for fall in falls)
-
-
-def _moved(results: dict[int, Result | None]) -> int:
-    """Return the number of these runs that were resumed with another torch version, device or number of threads."""
-    return sum(bool(result and result.get("environment_changed")) for result in results.values())
-
-
 _UNITS = {METRIC: math.log(2)}
 """Divisor that converts the sums of blocks to the metric; a loss is stored in nats."""
 
 
-def _blocks(results: dict[int, Result | None], seeds: list[int], metric: str) -> list[list[list[float]]]:
+_NO_BLOCKS: Blocks = np.empty((0, 2))
+
+
+def _blocks(results: Mapping[int, RunResult | None], seeds: list[int], metric: str) -> list[Blocks]:
     """Return the blocks of each seed; a task has blocks for each metric that is a mean over examples."""
-    found = [result["test"]["blocks"] for seed in seeds if (result := results.get(seed)) is not None]
-    return [blocks.get(metric, []) if isinstance(blocks, dict) else blocks for blocks in found]
+    found = [results[seed] for seed in seeds]
+    scores = [result.test for result in found if result is not None and result.test is not None]
+    return [score.blocks.get(metric, _NO_BLOCKS) for score in scores]
 
 
 NOTHING = {
@@ -297,57 +270,47 @@ def _judge(row: Verdict) -> None:
     row.verdict = decide(
         row.difference, row.p_holm, row.equivalence_low, row.equivalence_high, row.margin, row.better
     )
+    note = row.notes.append
     if row.n < 2:
-        row.notes.append(f"{row.n} paired seeds give no interval")
+        note(f"{row.n} paired seeds give no interval")
     elif row.n == 2:
-        row.notes.append(
-            "an interval from two seeds depends entirely on the assumption of a normal distribution"
-        )
+        note("an interval from two seeds depends entirely on the assumption of a normal distribution")
     if row.p is not None and row.p_holm is not None and row.p < ALPHA <= row.p_holm:
-        row.notes.append(
-            f"p is {row.p:.2g} before and {row.p_holm:.2g} after Holm's correction for several arms"
-        )
+        note(f"p is {row.p:.2g} before and {row.p_holm:.2g} after Holm's correction for several arms")
     if row.n >= 2 and row.p is None:
-        row.notes.append("the difference is the same for every seed; with zero spread no test is possible")
+        note("the difference is the same for every seed; with zero spread no test is possible")
     if row.diverged:
-        row.notes.append(f"{row.diverged} of its runs diverged")
+        note(f"{row.diverged} of its runs diverged")
     if row.baseline_diverged:
-        row.notes.append(f"{row.baseline_diverged} runs of the baseline diverged")
+        note(f"{row.baseline_diverged} runs of the baseline diverged")
     if row.diverged or row.baseline_diverged:
         _withhold(row, _VERDICTS[:3], "the runs that did not diverge are not representative")
     if (groups := two_groups(row.values)) is not None:
-        row.notes.append(f"its seeds may form two groups, up to {groups[0]:.3f} and from {groups[1]:.3f}")
+        note(f"its seeds may form two groups, up to {groups[0]:.3f} and from {groups[1]:.3f}")
     if row.failed:
-        row.notes.append(f"{row.failed} of its runs failed")
+        note(f"{row.failed} of its runs failed")
     if row.missing:
-        row.notes.append(f"{row.missing} of its runs are not finished")
+        note(f"{row.missing} of its runs are not finished")
+    untrained = f"are untrained: they {NOTHING[row.metric == METRIC]}"
     if row.unlearnt:
-        row.notes.append(f"{row.unlearnt} of its runs are untrained: they {NOTHING[row.metric == METRIC]}")
+        note(f"{row.unlearnt} of its runs {untrained}")
         _withhold(row, ("better", "equivalent"), "an untrained arm can be neither better nor equivalent")
     if row.baseline_unlearnt:
-        row.notes.append(
-            f"{row.baseline_unlearnt} runs of the baseline are untrained: they {NOTHING[row.metric == METRIC]}"
-        )
-        _withhold(
-            row,
-            ("worse", "equivalent"),
-            "compared with an untrained baseline an arm can be neither worse nor equivalent",
-        )
+        note(f"{row.baseline_unlearnt} runs of the baseline {untrained}")
+        reason = "compared with an untrained baseline an arm can be neither worse nor equivalent"
+        _withhold(row, ("worse", "equivalent"), reason)
+    compared = "of the compared runs"
     if row.falling:
-        row.notes.append(
-            f"the loss of {row.falling} of the compared runs was still falling steeply at the end; train longer"
-        )
+        note(f"the loss of {row.falling} {compared} was still falling steeply at the end; train longer")
     if row.moved:
-        row.notes.append(
-            f"{row.moved} of the compared runs were resumed with another torch version, device or number of threads"
-        )
+        note(f"{row.moved} {compared} were resumed with another torch version, device or number of threads")
     low, high = row.documents_low, row.documents_high
     if row.verdict in ("better", "worse") and low is not None and high is not None and low <= 0 <= high:
         row.scope = "this test set"
         parts = "documents" if row.metric == METRIC else "examples"
-        row.notes.append(f"on this test set only: the interval over its {parts} includes 0")
+        note(f"on this test set only: the interval over its {parts} includes 0")
     if row.verdict in ("better", "worse") and row.difference is not None and abs(row.difference) < row.margin:
-        row.notes.append(f"a significant difference, but within the margin of {row.margin:g}")
+        note(f"a significant difference, but within the margin of {row.margin:g}")
 
 
 def _edges(row: Verdict, manifest: Manifest) -> list[str]:
@@ -382,20 +345,24 @@ def _withhold(row: Verdict, verdicts: Sequence[str], reason: str) -> None:
 
 def sentence(row: Verdict, among: Sequence[Verdict] = ()) -> str:
     """Return the verdict as a sentence; corpus, size, context and branch are named if they differ in `among`."""
+    return f"{_clause(row, among, first=True)}."
+
+
+def _clause(row: Verdict, among: Sequence[Verdict], first: bool = False) -> str:
+    """Return the verdict as the first clause of a sentence about an arm, or as a further one."""
     where = _where(row, among)
-    if row.verdict in ("better", "worse") and row.difference is not None:
-        return f"{row.label} is {row.verdict} than {row.baseline_label}{_by(row)}{where}{_marked(row)}."
-    if row.verdict == "equivalent" and row.difference is not None:
-        within = f"within {row.margin:g} {metric_label(row.metric)}"
-        return f"{row.label} is equivalent to {row.baseline_label} {within}{where}{_marked(row)}."
+    marked = f" [{'; '.join(row.marks)}]" if row.marks else ""
     if row.difference is None:
-        return f"{row.label}: no finished pair of runs yet{where}."
-    return f"{row.label} against {row.baseline_label} is undecided{where}{_span(row)}{_marked(row)}."
-
-
-def _marked(row: Verdict) -> str:
-    """Return the marks of a verdict in the form used in a sentence."""
-    return f" [{'; '.join(row.marks)}]" if row.marks else ""
+        return f"{f'{row.label}: ' if first else ''}no finished pair of runs yet{where}"
+    if row.verdict in ("better", "worse"):
+        start = f"{row.label} is {row.verdict} than {row.baseline_label}" if first else row.verdict
+        return f"{start}{_by(row)}{where}{marked}"
+    if row.verdict == "equivalent":
+        start = f"{row.label} is equivalent to {row.baseline_label}" if first else "equivalent"
+        unit = f" {metric_label(row.metric)}" if first else ""
+        return f"{start} within {row.margin:g}{unit}{where}{marked}"
+    start = f"{row.label} against {row.baseline_label} is undecided" if first else "undecided"
+    return f"{start}{where}{_span(row)}{marked}"
 
 
 def headlines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
@@ -406,10 +373,9 @@ def headlines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
     lines = []
     for label in dict.fromkeys(row.label for row in verdicts):
         rows = [row for row in verdicts if row.label == label]
-        first = sentence(rows[0], verdicts).removesuffix(".")
-        rest = [_clause(row, verdicts) for row in rows[1:]]
-        if len(rows) > MAX_LISTED:
-            rest = [_counted(rows)]
+        first = _clause(rows[0], verdicts, first=True)
+        many = len(rows) > MAX_LISTED
+        rest = [_counted(rows)] if many else [_clause(row, verdicts) for row in rows[1:]]
         found = {row.verdict for row in rows}
         lines.append((found.pop() if len(found) == 1 else "mixed", f"{'; '.join([first, *rest])}."))
     return lines
@@ -423,18 +389,6 @@ def _counted(rows: Sequence[Verdict]) -> str:
     if len(judged) < len(rows):
         parts.append(f"no finished pair of runs yet in {len(rows) - len(judged)}")
     return f"of all {len(rows)} contests, {', '.join(parts)}"
-
-
-def _clause(row: Verdict, among: Sequence[Verdict]) -> str:
-    """Return the verdict as a further clause of a sentence about the same arm."""
-    where = _where(row, among)
-    if row.difference is None:
-        return f"no finished pair of runs yet{where}"
-    if row.verdict in ("better", "worse"):
-        return f"{row.verdict}{_by(row)}{where}{_marked(row)}"
-    if row.verdict == "equivalent":
-        return f"equivalent within {row.margin:g}{where}{_marked(row)}"
-    return f"undecided{where}{_span(row)}{_marked(row)}"
 
 
 def _by(row: Verdict) -> str:

@@ -126,10 +126,10 @@ def trials(spec: StudySpec, plan: Plan, store: Store, grid: tuple[float, ...]) -
     names = {_label(arm.label, lr): (arm.label, lr) for arm in spec.arms for lr in grid}
     for entry in plan.entries:
         label, lr = names[entry.label]
-        result = results.get(entry.run, {})
+        result = results.get(entry.run)
         contest = entry.contest
         measure = plan.measure(contest)
-        value = result["valid"][measure.name] if result.get("status") == "done" else None
+        value = result.valid.values[measure.name] if result is not None and result.valid is not None else None
         signs[contest.corpus] = 1 if measure.better == "lower" else -1
         key = (contest.corpus, contest.size, contest.context, contest.shape, label)
         scores.setdefault(key, {})[lr] = value

@@ -20,7 +20,7 @@ from headtohead.study.run.events import Event
 from headtohead.study.run.executor import Executor, InProcess, WorkerPool
 from headtohead.study.run.scoring import is_done
 from headtohead.study.run.training import UNFINISHED
-from headtohead.study.store.manifest import METRIC, metric_label
+from headtohead.study.store.manifest import metric_label
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import RunDirectory, Store
 
@@ -153,12 +153,14 @@ class Monitor:
 
 
 def _outcome(folder: RunDirectory) -> str:
-    result = folder.result() or {}
-    if result.get("status") == "done":
-        speed = folder.costs().get("tokens_per_second")
+    result = folder.result()
+    if result is None:
+        return "unknown: "
+    if result.tested is not None:
+        speed = folder.costs().tokens_per_second
         rate = f", {short_count(speed)} tokens/s" if isinstance(speed, float) else ""
-        metric = result["test"].get("metric", METRIC)
-        return f"{result['test'][metric]:.4f} {metric_label(metric)}{rate}"
-    if result.get("status") == "diverged":
-        return f"diverged at step {result.get('diverged_at')}; recorded as a result"
-    return f"{result.get('status', 'unknown')}: {result.get('error', '')}"
+        metric = result.tested.metric
+        return f"{result.tested.values[metric]:.4f} {metric_label(metric)}{rate}"
+    if result.status == "diverged":
+        return f"diverged at step {result.diverged_at}; recorded as a result"
+    return f"{result.status}: {result.error or ''}"

@@ -23,6 +23,7 @@ from headtohead.study.run.claim_loop import ClaimLoop
 from headtohead.study.run.events import Event
 from headtohead.study.run.worker import Order
 from headtohead.study.store.lease import LeaseManager
+from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import Store
 
@@ -161,7 +162,7 @@ class WorkerPool:
         message = f"its process {how.partition(':')[0]} ({_DEADLY} times)"
         with LeaseManager().acquire(run.path) as lease:
             if lease is not None and not run.finished():
-                run.finish({"status": "failed", "error": message})
+                run.finish(RunResult(status="failed", error=message))
         return f"run {run.id} is recorded as failed: {message}; run it again with --retry failed"
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from headtohead.common.errors import UnreadableFile
 from headtohead.study.environment import commit
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.plan.plan import Plan
 from headtohead.study.run.scoring import missing_probes
+from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_store import Store, set_aside
 
 
-def valid_results(store: Store, ids: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def valid_results(store: Store, ids: list[str]) -> tuple[dict[str, RunResult], list[str]]:
     """Return the valid results and a note about each damaged one, which is set aside so that its run is repeated."""
     damage: dict[str, str] = {}
     known = store.results(ids, damage)
@@ -32,7 +32,7 @@ def reset_failed(store: Store, ids: list[str]) -> None:
             run.reset()
 
 
-def reuse_notes(store: Store, plan: Plan, known: dict[str, dict[str, Any]]) -> list[str]:
+def reuse_notes(store: Store, plan: Plan, known: dict[str, RunResult]) -> list[str]:
     """Return notes on why runs are new or reused: a changed mechanism file, results of another commit."""
     notes = []
     sources = {
@@ -76,13 +76,13 @@ def reuse_notes(store: Store, plan: Plan, known: dict[str, dict[str, Any]]) -> l
     return notes
 
 
-def unprobed_note(store: Store, known: dict[str, dict[str, Any]], probes: tuple[str, ...]) -> list[str]:
+def unprobed_note(store: Store, known: dict[str, RunResult], probes: tuple[str, ...]) -> list[str]:
     """Return a note if finished runs lack probes that cannot be taken because no weights were kept."""
     lacking: dict[str, None] = {}
     count = 0
     for run_id, result in known.items() if probes else ():
         run = store.run(run_id)
-        if result.get("status") == "done" and not run.weights.is_file():
+        if result.status == "done" and not run.weights.is_file():
             missing = missing_probes(run, probes)
             count += bool(missing)
             lacking |= dict.fromkeys(missing)

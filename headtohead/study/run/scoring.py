@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save
 
 from headtohead.common.errors import DamagedFile, UserError
@@ -21,7 +22,7 @@ from headtohead.study.plan.dataset import Dataset, data_of
 from headtohead.study.probes import Subject, take
 from headtohead.study.run.events import Emit, Event
 from headtohead.study.run.gate import check_trained, has_user_code
-from headtohead.study.store.manifest import METRIC
+from headtohead.study.store.result import SPLITS, Best, Cost, RunResult, Score, score_of
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import RunDirectory, read_probe
 from headtohead.training.batches import BatchSource
@@ -67,35 +68,37 @@ def finish(
     model, training = trainer.model, trainer.settings
     began = time.monotonic()
     result = _result(outcome, model, dataset, training, trainer.batches, measuring(run, stop, emit))
-    if best := _best(run, result):
-        result["best"] = best[result["valid"]["metric"]]
-        result["best_by"] = best
-    if not dataset.task and (fall := _late_fall(run.metrics())) is not None:
-        result["late_fall"] = fall
-    if changes:
-        result["environment_changed"] = changes
+    best = _best(run, result)
+    result = replace(
+        result,
+        best=best[result.valid.metric] if best and result.valid is not None else None,
+        best_by=best,
+        late_fall=None if dataset.task else _late_fall(run.metrics()),
+        environment_changed=changes,
+    )
     tokens = trainer.batches.tokens(outcome.step)
     on_gpu = trainer.device.type == "cuda"
-    cost: dict[str, Any] = {
-        "train_seconds": round(trainer.own_seconds, 3),
-        "score_seconds": round(time.monotonic() - began, 3),
-        "tokens_per_second": round(tokens / max(1e-9, trainer.own_seconds), 1),
-        "peak_bytes": torch.cuda.max_memory_allocated(trainer.device) if on_gpu else _peak_bytes(),
-        "micro_batch": trainer.micro,
-        **({"stacked": rows} if rows else {}),
-    }
-    if result["status"] == "done" and has_user_code(model.arms):
+    scored = time.monotonic() - began
+    if result.status == "done" and has_user_code(model.arms):
         found = check_trained(model, dataset, trainer.batches, training.precision, trainer.micro)
-        result["check"] = found.as_dict()
+        result = replace(result, check=found)
     stop()  # last check that no other process has taken the run over
-    if (run.path / "metrics.jsonl").is_file():
-        cost["metrics_sha256"] = digest_file(run.path / "metrics.jsonl")
-    run.keep("cost.json", cost)
+    metrics = run.path / "metrics.jsonl"
+    cost = Cost(
+        train_seconds=round(trainer.own_seconds, 3),
+        score_seconds=round(scored, 3),
+        tokens_per_second=round(tokens / max(1e-9, trainer.own_seconds), 1),
+        peak_bytes=torch.cuda.max_memory_allocated(trainer.device) if on_gpu else _peak_bytes(),
+        micro_batch=trainer.micro,
+        stacked=rows or None,
+        metrics_sha256=digest_file(metrics) if metrics.is_file() else None,
+    )
+    run.keep("cost.json", cost.as_dict())
     if dataset.tokenizer is not None:
         run.keep_tokenizer(dataset.tokenizer)
     _keep(run, model, result, keep_weights)
     stop.advance()
-    return str(result["status"])
+    return result.status
 
 
 def missing_probes(run: RunDirectory, probes: Sequence[str]) -> list[str]:
@@ -152,45 +155,47 @@ def _result(
     training: TrainSettings,
     batches: BatchSource,
     progress: Callable[[float], None],
-) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "status": outcome.status,
-        "step": outcome.step,
-        "tokens": batches.tokens(outcome.step),
-        "parameters": model.parameter_count(),
-        "train_nats": outcome.train_nats,
-        "unique_tokens": batches.unique_tokens(outcome.step),
-        "epochs": batches.epochs(outcome.step),
-    }
+) -> RunResult:
+    result = RunResult(
+        status="diverged",
+        step=outcome.step,
+        tokens=batches.tokens(outcome.step),
+        parameters=model.parameter_count(),
+        train_nats=outcome.train_nats,
+        unique_tokens=batches.unique_tokens(outcome.step),
+        epochs=batches.epochs(outcome.step),
+    )
     if outcome.status == "diverged":
-        return result | {"diverged_at": outcome.diverged_at}
-    for index, split in enumerate(("valid", "test")):
-        score = dataset.score(model, split, training.precision, part_of(progress, index, index + 1, 2))
-        if not math.isfinite(score["nats"]):
-            return result | {"status": "diverged", "diverged_at": outcome.step}
-        result[split] = score if split == "test" else {**score, "blocks": type(score["blocks"])()}
-    return result
+        return replace(result, diverged_at=outcome.diverged_at)
+    for index, split in enumerate(SPLITS):
+        shown = part_of(progress, index, index + 1, len(SPLITS))
+        score = score_of(dataset.score(model, split, training.precision, shown))
+        if not math.isfinite(score.values["nats"]):
+            return replace(result, diverged_at=outcome.step)
+        # Blocks are for the intervals of verdicts, which are about test.
+        result = replace(result, **{split: score if split == "test" else replace(score, blocks={})})
+    return replace(result, status="done")
 
 
-def brief(score: dict[str, Any]) -> dict[str, float]:
+def brief(score: Score) -> dict[str, float]:
     """Return the nats and metrics of a score."""
-    if "metric" not in score:
-        return {"nats": score["nats"], METRIC: score[METRIC]}
-    return {name: value for name, value in score.items() if isinstance(value, float)}
+    if not score.of_task:
+        return {name: score.values[name] for name in ("nats", score.metric)}
+    return {name: value for name, value in score.values.items() if isinstance(value, float)}
 
 
-def _best(run: RunDirectory, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _best(run: RunDirectory, result: RunResult) -> dict[str, Best]:
     """Return the best step on valid (including the last) for each metric of a task, with its valid and test scores."""
     evaluated = [row for row in run.metrics() if "test" in row]
-    if not evaluated or result["status"] != "done":
+    if not evaluated or result.valid is None or result.test is None:
         return {}
-    last = {split: brief(result[split]) for split in ("valid", "test")}
-    rows = [*evaluated, {"step": result["step"], **last}]
+    last = {"valid": brief(result.valid), "test": brief(result.test)}
+    rows = [*evaluated, {"step": result.step, **last}]
     found = {}
     for metric in last["valid"]:
         if metric != "nats":  # for every metric of a task, higher is better
             best = max(rows, key=lambda row: _score(row, metric))
-            found[metric] = {name: best[name] for name in ("step", "valid", "test")}
+            found[metric] = Best(best["step"], best["valid"], best["test"])
     return found
 
 
@@ -213,9 +218,9 @@ def _late_fall(rows: Sequence[dict[str, Any]]) -> float | None:
     return round((before - after) / before, 4) if before > 0 else None
 
 
-def _keep(run: RunDirectory, model: Decoder, result: dict[str, Any], keep_weights: bool) -> None:
+def _keep(run: RunDirectory, model: Decoder, result: RunResult, keep_weights: bool) -> None:
     """Save the weights, write the result, then delete the checkpoints."""
-    if keep_weights and result["status"] == "done":
+    if keep_weights and result.status == "done":
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         run.keep_weights(save(tensors))
     run.finish(result)

@@ -40,6 +40,7 @@ from headtohead.study.run.scoring import (
     missing_probes,
     take_probes,
 )
+from headtohead.study.store.result import RunResult, Status, score_of
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import RunDirectory, Store
 from headtohead.training.acceleration import compiles, records
@@ -181,8 +182,9 @@ class TrainingPass:
             if run.finished():  # its result is still valid
                 self.emit(Event("deferred", run.id, message=f"{type(error).__name__}: {error}"))
                 return "deferred"
+            status: Status = "out of memory" if _out_of_memory(error) else "failed"
             try:
-                return _fail(run, "out of memory" if _out_of_memory(error) else "failed", error)
+                return _fail(run, status, error)
             except OSError as second:
                 message = f"cannot write to {run.path}: {second.strerror}"
         self.emit(Event("deferred", run.id, message=message))
@@ -221,7 +223,7 @@ class TrainingPass:
             found = {}
             for index, split in enumerate(splits):
                 part = part_of(shown, index, index + 1, len(splits))
-                found[split] = brief(dataset.score(model, split, training.precision, part))
+                found[split] = brief(score_of(dataset.score(model, split, training.precision, part)))
             return found
 
         # A task's batches have many lengths, and each would need its own compilation or CUDA graph.
@@ -327,11 +329,11 @@ def _branching(run: RunDirectory, spec: RunSpec) -> Branching:
     return Branching(start=start, trunk=parent.run)
 
 
-def _fail(run: RunDirectory, status: str, error: BaseException) -> str:
+def _fail(run: RunDirectory, status: Status, error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     write_atomic(run.path / "failure.txt", "".join(traceback.format_exception(error)))
-    run.finish({"status": status, "error": str(error) if isinstance(error, UserError) else message})
+    run.finish(RunResult(status=status, error=str(error) if isinstance(error, UserError) else message))
     return status
 
 

@@ -22,9 +22,10 @@ from headtohead.study.probes import PROBES as KINDS
 from headtohead.study.probes import is_valid
 from headtohead.study.store.history import MAX_BYTES, History, Row, parse_rows
 from headtohead.study.store.history import NAME as HISTORY
+from headtohead.study.store.result import NO_COST, read_cost, validate_cost, validate_match
 from headtohead.study.store.run_store import PROBES, RUN_ID, RunDirectory, Store
 from headtohead.study.store.tar_stream import DAMAGE, TarStream
-from headtohead.study.store.validation import validate_cost, validate_match, validate_owner
+from headtohead.study.store.validation import validate_owner
 
 FILES = {
     "spec.json": 4 * 2**20,
@@ -70,9 +71,11 @@ def _exportable(run: RunDirectory, name: str) -> bool:
         return False
     try:
         if name == "metrics.jsonl":
-            run.check_metrics_unchanged(run.result() or {})
+            result = run.result()
+            assert result is not None  # only finished runs are exported
+            run.check_metrics_unchanged(result)
         elif name == "cost.json":
-            return bool(run.costs(run.result()))
+            return run.costs(run.result()) != NO_COST
         elif name == "environment.json":
             run.document(name)
         elif name not in FILES:
@@ -207,13 +210,15 @@ def _check_run(run: RunDirectory) -> None:
     assert result is not None
     try:
         with suppress(MissingFile):
-            if problem := validate_cost(run.document("cost.json"), result):
+            if problem := validate_cost(read_cost(run.document("cost.json")), result):
                 raise UserError(f"{run.path / 'cost.json'} is damaged: {problem}")
         with suppress(MissingFile):
             run.document("environment.json")
         run.check_metrics_unchanged(result)
     except UnreadableFile as error:
         raise UserError(str(error)) from None
+    except ValueError as error:
+        raise UserError(f"{run.path / 'cost.json'} is damaged: {error}") from None
     for name in _probe_files(run):
         if problem := validate_probe(run, name):
             raise UserError(f"{run.path / name} is damaged: {problem}")

@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
 from headtohead.common.files import canonical_json, digest_file, write_atomic
@@ -29,10 +28,10 @@ from headtohead.study.store.history import NAME as HISTORY
 from headtohead.study.store.history import History
 from headtohead.study.store.lease import owner_of, released
 from headtohead.study.store.manifest import Contest, read_manifest
+from headtohead.study.store.result import RunResult, read_cost, validate_cost, validate_match
 from headtohead.study.store.run_store import DAMAGED, PROBES, RUN_ID, RunDirectory, Store, set_aside
 from headtohead.study.store.shared import NAME as UPDATE_LOCK
 from headtohead.study.store.shared import exclusive
-from headtohead.study.store.validation import validate_cost, validate_match
 from headtohead.training.checkpoint import checkpoint_paths, read_checkpoint
 
 _OLD_SECONDS = 3600.0
@@ -200,7 +199,7 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
         yield _aside(run.path / "result.json", error, remedy)
     yield from _metrics(run, finished)
     for name in ("cost.json", "environment.json"):
-        if problem := _fact_problem(run, name, finished or {}):
+        if problem := _fact_problem(run, name, finished):
             yield _aside(run.path / name, problem, "renamed; the result does not depend on it")
     if os.path.lexists(run.weights):
         try:
@@ -236,21 +235,23 @@ def _kept(trunk: RunDirectory, done: set[int]) -> Iterator[Finding]:
         yield from _checkpoints(trunk.branches, "renamed; its branch repeats the trunk's steps")
 
 
-def _fact_problem(run: RunDirectory, name: str, result: dict[str, Any]) -> str:
+def _fact_problem(run: RunDirectory, name: str, result: RunResult | None) -> str:
     """Return what is wrong with cost.json or environment.json, or an empty string."""
     try:
         found = run.document(name)
+        if name == "cost.json":
+            return validate_cost(read_cost(found), result)
     except UnreadableFile as error:
         return "" if isinstance(error, MissingFile) else _cause(error)
-    if name == "cost.json":
-        return validate_cost(found, result)
+    except ValueError as error:
+        return str(error)
     return "" if run.stretches() else "no environments"
 
 
-def _metrics(run: RunDirectory, finished: dict[str, Any] | None) -> Iterator[Finding]:
+def _metrics(run: RunDirectory, finished: RunResult | None) -> Iterator[Finding]:
     path = run.path / "metrics.jsonl"
     with suppress(OSError, UnreadableFile):
-        if finished is not None and run.costs().get("metrics_sha256") == digest_file(path):
+        if finished is not None and run.costs().metrics_sha256 == digest_file(path):
             return  # complete lines when the run ended, and the same bytes now
     damage: list[str] = []
     rows = run.metrics(damage=damage)

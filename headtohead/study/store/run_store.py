@@ -21,7 +21,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
 from headtohead.common.files import append, digest, digest_file, finite, read_file, read_text, write_atomic
@@ -31,19 +31,20 @@ from headtohead.data.tasks.base import OWN_TOKENS
 from headtohead.data.tokenizers import MAX_TOKENIZER, BytePairs, Bytes, Tokenizer
 from headtohead.study.probes import Found, is_valid
 from headtohead.study.store.lease import Owner, owner_of
-from headtohead.study.store.run_spec import InvalidSpec, RunSpec, run_spec_from
-from headtohead.study.store.validation import (
-    RUN_ID,
-    are_costs,
-    is_logged_row,
-    is_stretch,
+from headtohead.study.store.result import (
+    NO_COST,
+    Cost,
+    RunResult,
+    read_cost,
+    read_result,
     validate_cost,
     validate_match,
     validate_metrics,
-    validate_owner,
-    validate_result,
 )
+from headtohead.study.store.run_spec import InvalidSpec, RunSpec, run_spec_from
+from headtohead.study.store.validation import RUN_ID, is_logged_row, is_stretch, validate_owner
 
+T = TypeVar("T")
 DAMAGED = ".damaged"
 PROBES = "probes"
 _LONGEST_METRICS = 16 * 2**20
@@ -104,28 +105,29 @@ class RunDirectory:
         """Return whether a result exists, without checking its content."""
         return (self.path / "result.json").is_file()
 
-    def result(self, arrays: bool = False) -> dict[str, Any] | None:
-        """Return the result, or None if there is none; raise DamagedFile if damaged. `arrays`: blocks as arrays."""
+    def result(self) -> RunResult | None:
+        """Return the result, or None if there is none; raise DamagedFile if damaged."""
         path = self.path / "result.json"
         try:
-            result = self.document(path.name)
+            result = read_result(self.document(path.name))
         except MissingFile:
             return None
-        problem = validate_result(result, arrays)
-        if problem or ("run" not in result and (problem := self._mismatch(result))):
+        except ValueError as error:
+            raise DamagedFile(f"damaged file {path}: {error}") from None
+        if not result.run and (problem := self._mismatch(result)):
             raise DamagedFile(f"damaged file {path}: {problem}")
         return result
 
-    def _mismatch(self, result: dict[str, Any]) -> str:
+    def _mismatch(self, result: RunResult) -> str:
         """Return how a result without a run id contradicts the spec, or an empty string."""
         try:
             return validate_match(self.spec(), result)
         except UnreadableFile:
             return ""
 
-    def finish(self, result: dict[str, Any]) -> None:
+    def finish(self, result: RunResult) -> None:
         """Write the result, which marks the run as done."""
-        self.keep("result.json", result)
+        self.keep("result.json", result.as_dict())
 
     def keep(self, name: str, value: dict[str, Any]) -> None:
         """Write one of the run's documents with the run's id."""
@@ -138,11 +140,11 @@ class RunDirectory:
         found = owner_of(lock) if lock.is_file() else None
         return None if found is None or found.dead else found
 
-    def state(self, result: dict[str, Any] | None = None) -> str:
+    def state(self, result: RunResult | None = None) -> str:
         """Return done, diverged, failed, out of memory, damaged, running, stopped or waiting."""
         try:
             if (result := result or self.result()) is not None:
-                return str(result["status"])
+                return result.status
         except DamagedFile:
             return "damaged"
         if self.owner() is not None:
@@ -202,7 +204,7 @@ class RunDirectory:
         return rows
 
     def curve(
-        self, result: dict[str, Any] | None, every: int = 1, damage: list[str] | None = None
+        self, result: RunResult | None, every: int = 1, damage: list[str] | None = None
     ) -> list[dict[str, Any]]:
         """Return the logged rows as `metrics`; raise DamagedFile if they are not those of the run with this result.
 
@@ -229,20 +231,20 @@ class RunDirectory:
             if path.name not in ("spec.json", "lock"):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
-    def costs(self, result: dict[str, Any] | None = None, damage: list[str] | None = None) -> dict[str, Any]:
-        """Return the content of cost.json; empty if missing, damaged, or in contradiction to the given result.
+    def costs(self, result: RunResult | None = None, damage: list[str] | None = None) -> Cost:
+        """Return the content of cost.json; NO_COST if missing, damaged, or in contradiction to the given result.
 
         Damage is added to `damage`.
         """
-        costs = self._facts("cost.json", are_costs, damage)
-        return {} if result and validate_cost(costs, result) else costs
+        cost = self._facts("cost.json", read_cost, NO_COST, damage)
+        return NO_COST if validate_cost(cost, result) else cost
 
-    def check_metrics_unchanged(self, result: dict[str, Any]) -> None:
+    def check_metrics_unchanged(self, result: RunResult) -> None:
         """Raise DamagedFile if metrics.jsonl is not the one of the finished run with this result."""
         path = self.path / "metrics.jsonl"
         if not path.is_file():
             return
-        if wanted := self.costs().get("metrics_sha256"):
+        if wanted := self.costs().metrics_sha256:
             problem = "" if digest_file(path) == wanted else "changed since the run ended"
         else:
             problem = validate_metrics(self.metrics(), result)
@@ -252,11 +254,13 @@ class RunDirectory:
     def stretches(self, damage: list[str] | None = None) -> list[dict[str, Any]]:
         """Return the environment of each start; empty if missing or damaged, which is added to `damage`."""
 
-        def valid(facts: Any) -> bool:
-            rows = facts.get("stretches") if isinstance(facts, dict) else None
-            return isinstance(rows, list) and all(map(is_stretch, rows))
+        def parse(facts: dict[str, Any]) -> list[dict[str, Any]]:
+            rows = facts.get("stretches")
+            if not isinstance(rows, list) or not all(map(is_stretch, rows)):
+                raise ValueError("no environments")
+            return rows
 
-        return list(self._facts("environment.json", valid, damage).get("stretches", ()))
+        return self._facts("environment.json", parse, [], damage)
 
     def probe(self, name: str) -> dict[str, Any] | None:
         """Return the result of a probe, or None if it has not run; raise DamagedFile if damaged."""
@@ -281,19 +285,17 @@ class RunDirectory:
         ending = f"-{digest(argument)[:8]}" if argument else ""
         return self.path / PROBES / f"{short}{ending}.json"
 
-    def _facts(self, name: str, valid: Callable[[Any], bool], damage: list[str] | None) -> dict[str, Any]:
-        path = self.path / name
+    def _facts(self, name: str, parse: Callable[[dict[str, Any]], T], none: T, damage: list[str] | None) -> T:
+        """Return a parsed document, or `none` if it is missing or damaged."""
         try:
-            value = self.document(name)
-            if not valid(value):
-                raise DamagedFile(f"damaged file {path}: invalid numbers; it is left out")
+            return parse(self.document(name))
         except MissingFile:
-            return {}
-        except UnreadableFile as error:
+            return none
+        except (UnreadableFile, ValueError) as error:
+            invalid = f"damaged file {self.path / name}: invalid numbers; it is left out"
             if damage is not None:
-                damage.append(str(error))
-            return {}
-        return dict(value)
+                damage.append(str(error) if isinstance(error, UnreadableFile) else invalid)
+            return none
 
     def document(self, name: str) -> dict[str, Any]:
         """Return one of the run's documents; raise DamagedFile if it is damaged or belongs to another run."""
@@ -376,15 +378,12 @@ class Store:
         ]
 
     @gc_paused()
-    def results(self, ids: list[str], damage: dict[str, str] | None = None) -> dict[str, dict[str, Any]]:
-        """Return the existing results by run id. `damage` receives a message for each damaged one.
-
-        Blocks of scores are arrays, which take about a tenth of the memory.
-        """
+    def results(self, ids: list[str], damage: dict[str, str] | None = None) -> dict[str, RunResult]:
+        """Return the existing results by run id. `damage` receives a message for each damaged one."""
         found = {}
         for run_id in ids:
             try:
-                result = self.run(run_id).result(arrays=True)
+                result = self.run(run_id).result()
             except DamagedFile as error:
                 if damage is not None:
                     damage[run_id] = str(error)
@@ -422,8 +421,8 @@ def check_trained_weights(folder: RunDirectory) -> None:
     result = folder.result()
     if result is None:
         raise UserError(f"run {folder.id} is not finished ({folder.state()})")
-    if result["status"] != "done" or not folder.weights.is_file():
-        raise UserError(f"run {folder.id} has no trained weights ({result['status']})")
+    if result.status != "done" or not folder.weights.is_file():
+        raise UserError(f"run {folder.id} has no trained weights ({result.status})")
 
 
 def read_probe(run: RunDirectory, name: str) -> Found | None:

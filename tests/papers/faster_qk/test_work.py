@@ -21,8 +21,9 @@ from headtohead.papers.faster_qk.processes import start
 from headtohead.papers.faster_qk.runs import RUNS, SEEDS
 from headtohead.papers.faster_qk.train import ToyResult
 from headtohead.papers.faster_qk.work import Toy, ToyPlan, work_toy
-from headtohead.study.claims import Finished, judge_claims
+from headtohead.study.claims import judge_claims
 from headtohead.study.claims.paper import find_paper, read_paper
+from headtohead.study.judge.analysis import Analysis
 from headtohead.study.store.manifest import Contest, Entry, Manifest
 
 CPU = torch.device("cpu")
@@ -127,7 +128,7 @@ def answer(toy: Toy | None, claim: int, scale: str = "small") -> tuple[str, str]
     manifest = Manifest("p", (("standard", "standard"),), "standard", "standard", 0.005, (1,), ())
     contest = Contest("enwik8", "enwik8", "1m", "as_is", "tokens")
     manifest = replace(manifest, entries=(Entry("r", "standard", 1, contest),))
-    found = judge_claims(paper, scale, {"study": Finished(manifest, [])}, toy=toy)[claim - 1]
+    found = judge_claims(paper, scale, {"study": Analysis(manifest, [])}, toy=toy)[claim - 1]
     return found.direction, found.scale
 
 
@@ -157,7 +158,12 @@ def test_runs_under_adam_do_not_affect_findings_and_claims() -> None:
     adam = {scale: {run.name for run in plan.chosen() if run.adam} for scale, plan in paper.toy.items()}
     assert adam["smoke"] == set()
     assert adam["small"] == adam["paper"] == {name for name in RUNS if name.startswith("Adam ")}
-    used = {name for claim in paper.claims for criterion in claim.criteria for name in criterion.order}
+    used = {
+        name
+        for claim in paper.claims
+        for criterion in claim.criteria
+        for name in getattr(criterion, "order", ())
+    }
     assert not used & adam["small"]
 
 

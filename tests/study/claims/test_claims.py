@@ -13,12 +13,15 @@ import headtohead as h2h
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
-from headtohead.study.claims import ClaimResult, Finished, judge_claims
+from headtohead.study.claims import ClaimResult, judge_claims
 from headtohead.study.claims.paper import SCALES, Paper, find_paper, read_paper
 from headtohead.study.config.spec import build_study
+from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.verdict import study_verdicts
 from headtohead.study.store.manifest import Contest, Entry, Manifest
+from headtohead.study.store.result import RunResult
 from headtohead.training.circuit_rates import assign
+from tests.results import run_result
 
 PAPERS = {"coupled": 14, "sharing": 14, "deconstructed": 14, "faster_qk": 12, "kuramoto": 11}
 FIELDS = ["id", "statement", "published", "measured", "direction", "size", "scale", "reason"]
@@ -61,7 +64,7 @@ def judged(
     """Return the claim judged from synthetic runs: per arm, its mean difference from the baseline at each size."""
     paper = read_paper(written(folder, criteria))
     spec = build_study(paper.settings(scale))
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, RunResult] = {}
     entries = []
     for index, size in enumerate(spec.sizes):
         contest = Contest("file:x", "x", size, "as_is", "tokens")
@@ -75,11 +78,11 @@ def judged(
                     else means[label][index] + OWN[(seed + index + 2 * (label == "b")) % 5]
                 )
                 value = 2.0 + COMMON[seed] * (1 + stretch * (label == "a")) + shift
-                done = {"status": "done", "test": {"bits_per_byte": value, "blocks": [[value, 1.0]]}}
-                results[run] = {"status": "diverged"} if run == diverged else done
+                done = run_result(test={"bits_per_byte": value, "blocks": [[value, 1.0]]})
+                results[run] = run_result("diverged") if run == diverged else done
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     manifest = Manifest("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
-    (found,) = judge_claims(paper, scale, {"study": Finished(manifest, study_verdicts(manifest, results))})
+    (found,) = judge_claims(paper, scale, {"study": Analysis(manifest, study_verdicts(manifest, results))})
     return found
 
 
@@ -143,7 +146,7 @@ def test_effects_are_converted_to_bits_per_byte(tmp_path: Path) -> None:
     )
     path.write_text('[paper]\nunit = "nats_per_token"\nbytes_per_unit = 4\n' + path.read_text())
     effect = read_paper(path).claims[0].criteria[0].effect
-    assert effect == pytest.approx((0.25, 0.25))
+    assert effect == pytest.approx((0.25,))
 
 
 @pytest.mark.parametrize(("mean", "direction"), [(0.0, "supported"), (0.01, "open"), (0.03, "contradicted")])
@@ -324,7 +327,7 @@ def judged_over_contexts(
     path.write_text(path.read_text().replace('size = ["nano", "1m"]', f"context = {list(contexts)}"))
     paper = read_paper(path)
     spec = build_study(paper.settings("small"))
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, RunResult] = {}
     entries = []
     for index, context in enumerate(contexts):
         contest = Contest("file:x", "x", "nano", "as_is", "tokens", str(context))
@@ -333,11 +336,10 @@ def judged_over_contexts(
                 run = f"{context}/{label}/{seed}"
                 entries.append(Entry(run, label, seed + 1, contest))
                 shift = 0.03 + slope * index + OWN[(seed + index) % 5] if label == "a" else 0.0
-                test = {"bits_per_byte": 2.0 + COMMON[seed] + shift, "blocks": []}
-                results[run] = {"status": "done", "test": test}
+                results[run] = run_result(test={"bits_per_byte": 2.0 + COMMON[seed] + shift})
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     manifest = Manifest("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
-    finished = Finished(manifest, study_verdicts(manifest, results), results)
+    finished = Analysis(manifest, study_verdicts(manifest, results), results)
     (found,) = judge_claims(paper, "small", {"study": finished})
     return found
 
@@ -416,20 +418,21 @@ def probed(folder: Path, criteria: str, **values: list[float]) -> ClaimResult:
     entries = tuple(
         Entry(f"{label}/{seed}", label, seed, contest) for label in LABELS for seed in range(1, 6)
     )
-    done = {"status": "done", "test": {"bits_per_byte": 2.0, "blocks": [[2.0, 1.0]]}}
+    done = run_result(test={"bits_per_byte": 2.0, "blocks": [[2.0, 1.0]]})
     results = {entry.run: done for entry in entries}
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     manifest = Manifest(
         "p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), entries, probes=("skip:64", "indicators")
     )
 
-    def found(run: str, probe: str) -> dict[str, Any] | None:
-        label, seed = run.split("/")
-        if label not in values or probe != "indicators":
-            return None
-        return {"mean": {"sink": values[label][int(seed) - 1], "base": 0.2}}
+    class Probed(Analysis):
+        def probe(self, run: str, name: str) -> dict[str, Any] | None:
+            label, seed = run.split("/")
+            if label not in values or name != "indicators":
+                return None
+            return {"mean": {"sink": values[label][int(seed) - 1], "base": 0.2}}
 
-    finished = Finished(manifest, study_verdicts(manifest, results), found=found)
+    finished = Probed(manifest, study_verdicts(manifest, results))
     (claim,) = judge_claims(paper, "paper", {"study": finished})
     return claim
 

@@ -10,11 +10,14 @@ import pytest
 
 import headtohead as h2h
 from headtohead.common.errors import UserError
-from headtohead.study.claims import ClaimResult, Finished, judge_claims
+from headtohead.study.claims import ClaimResult, judge_claims
 from headtohead.study.claims.paper import find_paper, read_paper
 from headtohead.study.config.spec import build_study
+from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.verdict import study_verdicts
 from headtohead.study.store.manifest import Contest, Entry, Manifest, Measure
+from headtohead.study.store.result import RunResult
+from tests.results import run_result
 
 FILE = """
 [paper]
@@ -68,7 +71,7 @@ def judged(
     `guessed` is the score of a constant answer by task.
     """
     paper = read_paper(written(folder, criterion))
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, RunResult] = {}
     entries = []
     for task, gain in gains.items():
         contest = Contest(task, task, "nano", "as_is", "tokens")
@@ -77,8 +80,8 @@ def judged(
                 run = f"{task}/{label}/{seed}"
                 entries.append(Entry(run, label, seed + 1, contest))
                 value = level + OWN[(seed + len(label) + (3 + len(task)) * (label == "b")) % 5]
-                done = {"status": "done", "test": {"accuracy": value, "blocks": {}}}
-                results[run] = {"status": "diverged"} if run == lost else done
+                done = run_result(test={"accuracy": value})
+                results[run] = run_result("diverged") if run == lost else done
     spec = build_study(paper.settings(scale, "lists"))
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     measures = dict.fromkeys(gains, Measure("accuracy", "higher", 0.01))
@@ -86,7 +89,7 @@ def judged(
     manifest = Manifest(
         "p", arms, "standard", "a", 0.01, (1, 2, 3, 4, 5), tuple(entries), references=lines, measures=measures
     )
-    (found,) = judge_claims(paper, scale, {"lists": Finished(manifest, study_verdicts(manifest, results))})
+    (found,) = judge_claims(paper, scale, {"lists": Analysis(manifest, study_verdicts(manifest, results))})
     return found
 
 
@@ -440,11 +443,10 @@ def test_a_criterion_can_use_each_runs_best_step(tmp_path: Path, ahead: float, d
         for seed in range(5):
             run, own = f"{label}/{seed}", OWN[(seed + len(label) + 3 * (label == "b")) % 5]
             entries.append(Entry(run, label, seed + 1, contest))
-            results[run] = {
-                "status": "done",
-                "test": {"accuracy": 0.4 + own, "blocks": {}},
-                "best": {"step": 3, "valid": {"accuracy": 0.6}, "test": {"accuracy": level + own}},
-            }
+            results[run] = run_result(
+                test={"accuracy": 0.4 + own},
+                best={"step": 3, "valid": {"accuracy": 0.6}, "test": {"accuracy": level + own}},
+            )
     arms = (("standard", "standard"), ("a", "a"), ("b", "b"))
     manifest = Manifest(
         "p", arms, "standard", None, 0.01, (1, 2, 3, 4, 5), tuple(entries),
@@ -452,7 +454,7 @@ def test_a_criterion_can_use_each_runs_best_step(tmp_path: Path, ahead: float, d
     )  # fmt: skip
 
     def judge() -> ClaimResult:
-        study = Finished(manifest, study_verdicts(manifest, results), results)
+        study = Analysis(manifest, study_verdicts(manifest, results), results)
         (claim,) = judge_claims(paper, "small", {"lists": study})
         return claim
 
@@ -460,7 +462,7 @@ def test_a_criterion_can_use_each_runs_best_step(tmp_path: Path, ahead: float, d
     assert found.direction == direction
     assert found.measured[0]["difference"] == pytest.approx(ahead, abs=0.005)
     assert "b - standard at the best step" in found.reason
-    del results["b/2"]["best"]
+    results["b/2"] = run_result(test={"accuracy": 0.4})
     assert (judge().direction, "has no best step" in judge().reason) == ("open", True)
 
 

@@ -14,6 +14,7 @@ import headtohead as h2h
 from headtohead import Study, UserError, open_study
 from headtohead.study.judge.runs_csv import COLUMNS, _cell, _text, runs_csv
 from headtohead.study.store.run_store import Store
+from tests.results import run_result
 
 BASE = [2.50, 2.52, 2.48, 2.51, 2.49]
 
@@ -182,7 +183,7 @@ def test_every_study_has_a_tidy_table_of_its_runs(raced: Path) -> None:
     for row in rows:
         result = results[row["run"]]
         assert row["status"] == "done"
-        assert float(row["test_bits_per_byte"]) == result["test"]["bits_per_byte"]
+        assert float(row["test_bits_per_byte"]) == result.test.values["bits_per_byte"]
         assert int(row["tokens"]) == 2560
         assert all(row[name] for name in COLUMNS), row
         assert not row["label"].startswith(("=", "-")), "a spreadsheet must not read a name as a formula"
@@ -246,7 +247,7 @@ def test_unfinished_runs_and_added_seeds_are_in_the_table(raced: Path) -> None:
     result = open_study(raced)
     last = result.manifest.entries[-1]
     del result.results[last.run]
-    result.results[result.manifest.entries[0].run] = {"status": "diverged", "tokens": 256}
+    result.results[result.manifest.entries[0].run] = run_result("diverged", tokens=256)
     result.added_seeds = frozenset({3})
     text = runs_csv(Store(raced), result.manifest, result.results, result.added_seeds)
     rows = list(csv.DictReader(text.splitlines()))

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.simulated_studies import ARMS, SEEDS, Values, draw, judge, rates
 from headtohead.study.judge.verdict import Verdict, study_verdicts
 from headtohead.study.store.manifest import Contest, Entry, Manifest
+from tests.results import run_result
 
 DOCS = Path(__file__).parents[3] / "docs" / "verdicts.md"
 STUDIES = 4000
@@ -35,7 +36,7 @@ def judged(values: Values, margin: float) -> list[Verdict]:
     arms = tuple((label, label) for label in labels)
     manifest = Manifest("s", arms, labels[0], None, margin, seeds, entries)
     results = {
-        f"{label}/{seed}": {"status": "done", "test": {"bits_per_byte": float(value), "blocks": []}}
+        f"{label}/{seed}": run_result(test={"bits_per_byte": float(value)})
         for label, row in zip(labels, values, strict=True)
         for seed, value in enumerate(row)
     }

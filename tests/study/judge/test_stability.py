@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from headtohead.study.judge.stability import Stability, rate_rise, share_interval, study_stability
+from headtohead.study.judge.stability import Stability, contest_stability, rate_rise, share_interval
 from headtohead.study.store.manifest import Contest, Entry, Manifest, Rate
 from headtohead.study.store.run_store import Store
+from tests.results import run_result
 
 CONTEST = Contest("c", "c@1", "nano", "as_is", "tokens")
 SEEDS = (1, 2, 3)
@@ -37,10 +38,10 @@ def judged(
                 log: dict[str, Any] = {"step": step, "tokens": 10 * step, "nats": value}
                 run.log(log | {"grad_norm": 1.0, "grad_norm_max": 2.0})
             entries.append(Entry(run.id, label, seed, CONTEST))
-            results[run.id] = {"status": "diverged" if run.id in diverged else "done"}
+            results[run.id] = run_result("diverged" if run.id in diverged else "done")
     arms = tuple((label, label) for label in curves)
     manifest = Manifest("s", arms, next(iter(curves)), None, 0.005, SEEDS, tuple(entries))
-    return study_stability(store, manifest, results)
+    return contest_stability(store, manifest, CONTEST, results)
 
 
 def test_tokens_to_target_are_paired_and_have_an_interval(tmp_path: Path) -> None:

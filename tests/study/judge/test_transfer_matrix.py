@@ -13,7 +13,7 @@ import pytest
 from headtohead import Study, UserError, evaluate, open_study
 from headtohead.cli.shared.results import show_verdicts
 from headtohead.data.shards import prepare
-from headtohead.study.claims import Finished, judge_claims
+from headtohead.study.claims import judge_claims
 from headtohead.study.claims.paper import find_paper, read_paper
 from headtohead.study.config.spec import build_study
 from headtohead.study.plan.planner import plan_study
@@ -231,7 +231,7 @@ def test_a_claim_can_compare_two_settings_of_the_dial(folder: Path, dials: list[
         claim, criteria=(dataclasses.replace(criterion, arm="coupled", values=tuple(dials)),)
     )
     paper = dataclasses.replace(paper, claims=(claim, changed))
-    there, here = judge_claims(paper, "small", {"study": Finished(result.manifest, result.verdicts)})
+    there, here = judge_claims(paper, "small", {"study": result.analysis})
     assert there.scale == "not run"
     assert here.scale == "reduced scale"
     low, high = (row.difference or 0 for row in result.verdicts if row.arm == "coupled")

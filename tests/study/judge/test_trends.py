@@ -13,10 +13,12 @@ import pytest
 from headtohead import Study, open_study
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
-from headtohead.study.judge.trends import FACTOR, Trend, fit_line, study_trends
+from headtohead.study.judge.analysis import Analysis
+from headtohead.study.judge.trends import FACTOR, Trend, fit_line
 from headtohead.study.judge.verdict import study_verdicts
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.store.manifest import Contest, Entry, Manifest
+from tests.results import run_result
 
 STUDIES = 4000
 
@@ -49,14 +51,14 @@ def made(
                         gaps[label](parameters, tokens, int(contest.context or 1)) + noise * draw.normal()
                     )
                     value += level * (seed - (seeds + 1) / 2)
-                test = {"bits_per_byte": value, "blocks": []}
-                results[run] = {"status": "done", "parameters": parameters, "tokens": tokens, "test": test}
+                test = {"bits_per_byte": value}
+                results[run] = run_result(parameters=parameters, tokens=tokens, test=test)
     if diverged:
-        results[diverged] = {"status": "diverged"}
+        results[diverged] = run_result("diverged")
     labels = ("standard", *gaps)
     arms = tuple((label, label) for label in labels)
     manifest = Manifest("x", arms, "standard", None, 0.005, tuple(range(1, seeds + 1)), tuple(entries))
-    return study_trends(manifest, results, study_verdicts(manifest, results))
+    return Analysis(manifest, study_verdicts(manifest, results), results).trends
 
 
 def sized(*counts: int) -> list[tuple[Contest, int, int]]:
@@ -196,13 +198,13 @@ def test_seeds_without_a_gap_at_every_value_are_left_out_with_a_note() -> None:
             for seed in (1, 2, 3):
                 run = f"{index}/{label}/{seed}"
                 entries.append(Entry(run, label, seed, contest))
-                results[run] = {"status": "done", "parameters": count, "tokens": tokens}
-                results[run]["test"] = {"bits_per_byte": 2.0 + 0.01 * seed * (label == "a"), "blocks": []}
-    results["1/a/2"] = {"status": "diverged"}
+                test = {"bits_per_byte": 2.0 + 0.01 * seed * (label == "a")}
+                results[run] = run_result(parameters=count, tokens=tokens, test=test)
+    results["1/a/2"] = run_result("diverged")
     manifest = Manifest(
         "x", (("standard",) * 2, ("a",) * 2), "standard", None, 0.0, (1, 2, 3), tuple(entries)
     )
-    (trend,) = study_trends(manifest, results, study_verdicts(manifest, results))
+    (trend,) = Analysis(manifest, study_verdicts(manifest, results), results).trends
     assert trend.n == 2
     assert [len(point.seeds) for point in trend.points] == [3, 2, 3]
     assert "the line is fitted to the seeds that have a gap at every value" in trend.notes
@@ -255,6 +257,7 @@ def test_the_page_and_the_pictures_show_the_gaps(raced: Path) -> None:
             contest,
             gather(raced, result.manifest, contest, result.results, []),
             [row for row in result.verdicts if row.of(contest)],
+            result.analysis,
         )
         for contest in result.manifest.contests()
     ]

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from headtohead.model.check.gate import GateResult
 from headtohead.study.judge.verdict import Verdict, headlines, sentence, study_verdicts
 from headtohead.study.store.manifest import Check, Contest, Entry, Manifest, manifest_from
+from headtohead.study.store.result import RunResult
+from tests.results import run_result
 
 BASE = [2.50, 2.52, 2.48, 2.51, 2.49]
 ARMS = {
@@ -34,16 +37,15 @@ def manifest(failed: tuple[str, ...] = (), length: str = "tokens", **values: Any
     return dataclasses.replace(whole, checks=tuple(Check(label, place, (LEAK,)) for label in failed))
 
 
-def results(checked: dict[str, dict[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
+def results(checked: dict[str, GateResult] | None = None) -> dict[str, RunResult]:
     return {
-        f"{label}/{seed}": {"status": "done", "test": {"bits_per_byte": value, "blocks": []}}
-        | ({"check": (checked or {})[label]} if label in (checked or {}) else {})
+        f"{label}/{seed}": run_result(test={"bits_per_byte": value}, check=(checked or {}).get(label))
         for label, row in ARMS.items()
         for seed, value in enumerate(row, 1)
     }
 
 
-def verdicts(known: Manifest, checked: dict[str, dict[str, Any]] | None = None) -> dict[str, Verdict]:
+def verdicts(known: Manifest, checked: dict[str, GateResult] | None = None) -> dict[str, Verdict]:
     return {row.label: row for row in study_verdicts(known, results(checked))}
 
 
@@ -71,7 +73,7 @@ def test_against_a_baseline_that_failed_an_arm_can_only_be_better() -> None:
 
 
 def test_a_check_that_failed_after_training_has_the_same_consequence() -> None:
-    failed = {"failed": [LEAK], "marks": [], "warnings": []}
+    failed = GateResult(failed=(LEAK,))
     rows = verdicts(manifest(), {"up": failed})
     assert found(rows) == ["undecided", "worse", "equivalent"]
     assert rows["up"].failed_check == [f"after training, in 5 of 5 runs: {LEAK}"]
@@ -86,7 +88,7 @@ def test_every_sentence_states_that_a_check_failed() -> None:
 def test_marks_of_either_arm_are_noted() -> None:
     place = contest()
     known = dataclasses.replace(manifest(), checks=(Check("base", place, marks=("rolls dice",)),))
-    row = verdicts(known, {"up": {"failed": [], "marks": ["is random"], "warnings": []}})["up"]
+    row = verdicts(known, {"up": GateResult(marks=("is random",))})["up"]
     assert row.verdict == "better"
     assert {"base: rolls dice", "up: is random"} <= set(row.notes)
 

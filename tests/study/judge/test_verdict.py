@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headtohead.study.judge.verdict import headlines, sentence, study_verdicts
 from headtohead.study.store.history import Marks
 from headtohead.study.store.manifest import Contest, Entry, Manifest, manifest_from
+from headtohead.study.store.result import RunResult
+from tests.results import run_result
 
 CONTEST = Contest("c", "c@1", "nano", "as_is", "tokens")
 NEEDED = [
@@ -53,12 +55,12 @@ def manifest(
     )
 
 
-def done(value: float, blocks: int = 10, tilt: float = 0.0) -> dict[str, Any]:
+def done(value: float, blocks: int = 10, tilt: float = 0.0) -> RunResult:
     rows = [[value * 100 * (1 + tilt * (-1) ** i), 100] for i in range(blocks)]
-    return {"status": "done", "test": {"bits_per_byte": value, "blocks": rows}}
+    return run_result(test={"bits_per_byte": value, "blocks": rows})
 
 
-def results(values: dict[str, list[float]], size: str = "nano") -> dict[str, dict[str, Any]]:
+def results(values: dict[str, list[float]], size: str = "nano") -> dict[str, RunResult]:
     return {
         f"{size}/{label}/{seed}": done(value)
         for label, row in values.items()
@@ -116,7 +118,7 @@ def test_only_paired_seeds_count() -> None:
 
 def test_a_diverged_run_is_counted_and_withholds_a_win() -> None:
     found = results({"base": BASE, "up": BETTER})
-    found["nano/up/3"] = {"status": "diverged"}
+    found["nano/up/3"] = run_result("diverged")
     row = study_verdicts(manifest(["base", "up"]), found)[0]
     assert (row.n, row.diverged, row.verdict) == (4, 1, "undecided")
     assert any("diverged" in note for note in row.notes)
@@ -127,7 +129,7 @@ def test_a_diverged_run_is_counted_and_withholds_a_win() -> None:
 def test_a_diverged_run_on_either_side_withholds_every_verdict(values: list[float], side: str) -> None:
     found = results({"base": BASE, "up": values})
     assert study_verdicts(manifest(["base", "up"]), found)[0].verdict != "undecided"
-    found[f"nano/{side}/3"] = {"status": "diverged"}
+    found[f"nano/{side}/3"] = run_result("diverged")
     row = study_verdicts(manifest(["base", "up"]), found)[0]
     assert row.verdict == "undecided"
     assert any("is withheld: the runs that did not diverge" in note for note in row.notes)
@@ -181,7 +183,7 @@ def test_no_winner_among_untrained_models(line: float, values: list[float], verd
 def test_a_loss_that_still_falls_is_a_warning() -> None:
     found = results({"base": BASE, "up": BETTER})
     for seed, fall in ((1, 0.2), (2, 0.02)):
-        found[f"nano/up/{seed}"]["late_fall"] = fall
+        found[f"nano/up/{seed}"] = replace(found[f"nano/up/{seed}"], late_fall=fall)
     row = study_verdicts(manifest(["base", "up"]), found)[0]
     assert row.falling == 1
     assert any("1 of the compared runs was still falling steeply" in note for note in row.notes)
@@ -189,7 +191,7 @@ def test_a_loss_that_still_falls_is_a_warning() -> None:
 
 def test_a_failed_run_is_counted_separately() -> None:
     found = results({"base": BASE, "up": BETTER})
-    found["nano/up/3"] = {"status": "out of memory", "error": "x"}
+    found["nano/up/3"] = run_result("out of memory", error="x")
     row = study_verdicts(manifest(["base", "up"]), found)[0]
     assert (row.failed, row.diverged, row.n) == (1, 0, 4)
 

@@ -219,7 +219,7 @@ def test_a_clock_that_goes_back_does_not_change_results(
     study(story, seeds=1).run(tmp_path / "back", workers=1, quiet=True)
     assert results(tmp_path / "back") == results(tmp_path / "usual")
     for run in Store(tmp_path / "back").runs():
-        assert run.costs()["train_seconds"] > 0
+        assert run.costs().train_seconds > 0
 
 
 def test_a_lock_of_a_dead_local_process_is_taken_over_immediately(tmp_path: Path) -> None:

@@ -96,12 +96,10 @@ def test_a_reopened_study_keeps_its_failed_checks(allowed: StudyResult) -> None:
 
 
 def test_every_trained_run_of_user_code_has_a_check_in_its_result(allowed: StudyResult) -> None:
-    found = {
-        run.spec().label: (run.result() or {}).get("check", "none") for run in Store(allowed.path).runs()
-    }
-    assert found["standard"] == "none"
-    assert found["Copy"] == {"failed": [], "marks": [], "warnings": []}
-    assert "it sees the future" in found["Peek"]["failed"][0]
+    found = {run.spec().label: run.result().check for run in Store(allowed.path).runs()}
+    assert found["standard"] is None
+    assert found["Copy"] == GateResult()
+    assert "it sees the future" in found["Peek"].failed[0]
 
 
 def test_a_leak_in_the_trained_weights_alone_fails_after_training(story: Path, tmp_path: Path) -> None:
@@ -120,10 +118,10 @@ def test_the_check_after_training_changes_neither_weights_nor_scores(
         chosen.run(tmp_path / name, workers=1, quiet=True, allow_failed_check=True)
         runs += Store(tmp_path / name).runs()
         monkeypatch.setattr(scoring, "check_trained", lambda *given: GateResult())
-    checked, unchecked = (run.result() or {} for run in runs)
-    assert checked["check"]["failed"]
-    assert not unchecked["check"]["failed"]
-    assert checked["test"] == unchecked["test"]
+    checked, unchecked = (run.result() for run in runs)
+    assert checked.check.failed
+    assert not unchecked.check.failed
+    assert checked.test == unchecked.test
     assert runs[0].weights.read_bytes() == runs[1].weights.read_bytes()
 
 

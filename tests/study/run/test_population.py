@@ -61,7 +61,7 @@ def scores(folder: Path) -> dict[tuple[str, int], float]:
     for run in Store(folder).runs():
         result, spec = run.result(), run.spec()
         assert result is not None
-        found[spec.arm, spec.seed] = result["test"]["bits_per_byte"]
+        found[spec.arm, spec.seed] = result.test.values["bits_per_byte"]
     return found
 
 
@@ -98,7 +98,7 @@ def test_rows_have_their_own_directories_metrics_probes_and_results(finished: Pa
         assert run.state() == "done"
         assert run.weights.is_file()
         assert run.probe("positions") is not None
-        assert run.costs()["stacked"] == 3
+        assert run.costs().stacked == 3
         assert not (run.path / "lock").exists()
         assert not list(run.checkpoints.glob("step-*"))
         rows = run.metrics()
@@ -148,7 +148,7 @@ def test_rows_of_tasks_match_separate_runs(tmp_path: Path) -> None:
         other = found[1][seed]
         assert result is not None
         assert other is not None
-        assert result["test"]["nats"] == pytest.approx(other["test"]["nats"], rel=1e-4)
+        assert result.test.values["nats"] == pytest.approx(other.test.values["nats"], rel=1e-4)
 
 
 def test_a_finished_study_starts_nothing_and_keeps_its_populations(story: Path, finished: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_population_stopped_while_scoring_resumes_with_scoring(
     assert (first.path / "result.json").stat() == scored
     assert results(tmp_path).items() <= results(finished).items()
     for run in (first, second, third):  # all three shared the steps, whenever they were scored
-        assert run.costs()["train_seconds"] == pytest.approx(run.metrics()[-1]["seconds"] / 3, abs=2e-3)
+        assert run.costs().train_seconds == pytest.approx(run.metrics()[-1]["seconds"] / 3, abs=2e-3)
 
 
 def test_a_row_that_has_started_is_not_delayed_by_one_that_has_not(story: Path, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_row_that_has_started_is_not_delayed_by_one_that_has_not(story: Path, 
     assert [run.state() for run in store.runs()] == ["stopped"] * 2
     work(store, jobs, NEVER, events.append)
     assert [run.state() for run in store.runs()] == ["done"] * 3
-    stacked = {run.spec().seed: run.costs()["stacked"] for run in store.runs()}
+    stacked = {run.spec().seed: run.costs().stacked for run in store.runs()}
     assert stacked == {1: 2, 2: 2, 3: 1}
 
 
@@ -264,8 +264,8 @@ def test_an_error_of_the_population_is_recorded_for_each_row(
     for run in Store(tmp_path).runs():
         result = run.result()
         assert result is not None
-        assert result["status"] == "failed"
-        assert "no such luck" in result["error"]
+        assert result.status == "failed"
+        assert "no such luck" in result.error
 
 
 def test_a_population_waits_while_another_executor_leases_one_of_its_rows(

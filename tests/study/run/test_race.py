@@ -76,9 +76,9 @@ def test_a_study_ends_with_verdicts_runs_and_a_page(finished: Path) -> None:
         assert {path.name for path in run.checkpoints.iterdir()} == {"final.safetensors", "final.sha256"}
         result = run.result()
         assert result is not None
-        assert result["status"] == "done"
-        assert result["test"]["bits_per_byte"] < 8
-        assert len(result["test"]["blocks"]) >= 3
+        assert result.status == "done"
+        assert result.test.values["bits_per_byte"] < 8
+        assert len(result.test.blocks["bits_per_byte"]) >= 3
         stretch = json.loads((run.path / "environment.json").read_text())["stretches"][0]
         assert {"commit", "torch", "device", "attention", "date"} <= set(stretch)
         assert sum("valid" in row for row in run.metrics()) == 1
@@ -200,10 +200,10 @@ def test_a_mechanism_that_raises_is_a_recorded_failure_and_the_rest_continues(
     arms = ["standard", f"{mine}:Mine"]
     result = study(story, arms=arms).run(tmp_path / "out", workers=1, quiet=True)
     assert result.summary.left == 0
-    states = sorted(str((run.result() or {})["status"]) for run in Store(tmp_path / "out").runs())
+    states = sorted(run.result().status for run in Store(tmp_path / "out").runs())
     assert states == ["done", "done", "failed", "failed"]
     failed = next(run for run in Store(tmp_path / "out").runs() if run.state() == "failed")
-    assert "ValueError: in the middle" in (failed.result() or {})["error"]
+    assert "ValueError: in the middle" in failed.result().error
     assert "in the middle" in (failed.path / "failure.txt").read_text()
     assert result.verdicts[0].failed == 2
 
@@ -256,11 +256,11 @@ def test_a_run_resumed_in_another_environment_is_noted(story: Path, tmp_path: Pa
     record["stretches"][-1]["torch"] = "1.0"
     write_document(path, record)
     longer(story).run(folder, workers=1, quiet=True)
-    assert any("torch 1.0 ->" in change for change in (run.result() or {})["environment_changed"])
+    assert any("torch 1.0 ->" in change for change in run.result().environment_changed)
     notes = h2h.open_study(folder).verdicts[0].notes
     assert any("resumed with another torch version" in note for note in notes)
-    others = [other.result() or {} for other in Store(folder).runs() if other.id != run.id]
-    assert not any("environment_changed" in result for result in others)
+    others = [other.result() for other in Store(folder).runs() if other.id != run.id]
+    assert not any(result.environment_changed for result in others)
 
 
 def test_seeds_added_after_results_existed_are_marked_and_planned_ones_are_not(
@@ -295,7 +295,7 @@ def test_load_returns_the_trained_model_and_its_tokenizer(finished: Path, story:
     model, tokenizer = h2h.load(run.path)
     corpus = prepare(f"file:{story}")
     score = score_split(model, corpus.splits["test"], tokenizer.token_bytes())
-    assert score.bits_per_byte == (run.result() or {})["test"]["bits_per_byte"]
+    assert score.bits_per_byte == run.result().test.values["bits_per_byte"]
     assert h2h.evaluate(run.path, f"file:{story}", quiet=True).bits_per_byte == score.bits_per_byte
     text = "".join(h2h.generate_text(run.path, "the ", tokens=20))
     assert len(text.encode("utf-8")) >= 1

@@ -23,6 +23,7 @@ from headtohead.study.plan.plan import Plan
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.run.training import TrainingPass
 from headtohead.study.store.manifest import read_manifest
+from headtohead.study.store.result import read_result
 from headtohead.study.store.run_store import Store, find_run
 
 TINY = {"tokens": 1500, "batch": 300, "seeds": 2, "lr": 5e-3}
@@ -90,13 +91,13 @@ def test_every_task_is_a_contest_judged_by_its_own_metric(finished: Path) -> Non
     for run in Store(finished).runs():
         result = run.result()
         assert result is not None
-        test = result["test"]
+        test = result.test.values
         if "macro_f1" in test:
             assert -1 <= test["matthews"] <= 1
             assert run.spec().as_dict()["task"] == {"model": "classifier", "classes": 2, "causal": True}
         else:
             assert test["exact_match"] <= test["accuracy"]
-        assert result["tokens"] == run.metrics()[-1]["tokens"] <= 1500
+        assert result.tokens == run.metrics()[-1]["tokens"] <= 1500
     rows = (finished / "runs.csv").read_text().splitlines()
     assert "test_matthews" in rows[0]
     assert "bits_per_byte" not in rows[0]
@@ -176,13 +177,13 @@ def test_a_run_with_evaluations_has_a_best_step(finished: Path) -> None:
     for run in Store(finished).runs():
         result = run.result()
         assert result is not None
-        metric = result["valid"]["metric"]
+        metric = result.valid.metric
         rows = [row for row in run.metrics() if "valid" in row]
         assert rows
-        rows.append({"step": result["step"], "valid": result["valid"], "test": result["test"]})
+        rows.append({"step": result.step, "valid": result.valid.values, "test": result.test.values})
         best = max(rows, key=lambda row: row["valid"][metric])
-        assert result["best"]["step"] == best["step"]
-        assert result["best"]["test"][metric] == best["test"][metric]
+        assert result.best.step == best["step"]
+        assert result.best.test[metric] == best["test"][metric]
 
 
 def test_shape_and_length_rules_apply_to_tasks() -> None:
@@ -291,19 +292,17 @@ def test_tasks_that_cannot_be_trained_are_rejected(
 
 
 def test_a_damaged_score_is_detected(finished: Path) -> None:
-    from headtohead.study.store.validation import validate_result
-
     (run, *_) = Store(finished).runs()
-    result = run.result()
-    assert result is not None
-    assert validate_result(result) == ""
+    record = json.loads((run.path / "result.json").read_text())
+    assert read_result(record) == run.result()
     for change in (
         {"accuracy": "high"},
         {"blocks": {"accuracy": [[1, 0]]}},
         {"blocks": [[1]]},
         {"tokens": 0},
     ):
-        assert validate_result({**result, "test": result["test"] | change}), change
+        with pytest.raises(ValueError, match="the test split"):
+            read_result({**record, "test": record["test"] | change})
 
 
 def test_evaluate_and_forecast_work_for_tasks(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -313,9 +312,11 @@ def test_evaluate_and_forecast_work_for_tasks(finished: Path, capsys: pytest.Cap
     found = json.loads(capsys.readouterr().out)
     known = run.result()
     assert known is not None
-    assert found["accuracy"] == known["test"]["accuracy"]
+    assert found["accuracy"] == known.test.values["accuracy"]
     assert found["without_a_model"].keys() == {"chance", "majority class"}
-    assert h2h.evaluate_task(run.path, split="valid", quiet=True)["accuracy"] == known["valid"]["accuracy"]
+    assert (
+        h2h.evaluate_task(run.path, split="valid", quiet=True)["accuracy"] == known.valid.values["accuracy"]
+    )
     with pytest.raises(UserError, match="unknown split"):
         h2h.evaluate_task(run.path, split="tset", quiet=True)
     found = h2h.forecast(study(RECALL), quiet=True)
@@ -367,7 +368,7 @@ def test_a_study_of_squad_runs_once_and_is_explained(questions: Path, tmp_path: 
     for run in Store(tmp_path).runs():
         assert run.spec().task.answers == "likeliest"
         again = h2h.evaluate_task(run.path, data_dir=questions, quiet=True)
-        assert again["f1"] == first.results[run.id]["test"]["f1"]
+        assert again["f1"] == first.results[run.id].test.values["f1"]
     again = done()
     assert again.summary.done == 0
     assert again.results == first.results

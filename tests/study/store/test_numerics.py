@@ -69,7 +69,7 @@ def test_an_old_study_is_judged_separately_and_marked(old: Path, new: Path) -> N
 def test_a_merged_study_never_pairs_two_numerics(old: Path, new: Path) -> None:
     """The old baseline with the new arm, and both complete: a contest has runs of one NUMERICS value only."""
     manifests = [json.loads((folder / "study.json").read_text())["outline"] for folder in (old, new)]
-    results = {run.id: run.result() or {} for folder in (old, new) for run in Store(folder).runs()}
+    results = {run.id: run.result() for folder in (old, new) for run in Store(folder).runs()}
     both = manifests[1] | {"entries": manifests[0]["entries"] + manifests[1]["entries"]}
     rows = study_verdicts(manifest_from(both), results)
     assert [(row.numerics, row.n, MARK in row.notes) for row in rows] == [

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from headtohead.report.charts import Row, verdict_cell, verdict_grid
-from headtohead.report.gather import Results
 from headtohead.report.panels.base import Figure, Table, View, interval, number
-from headtohead.study.judge.transfer_matrix import Cell, corpus_matrix, places, short_labels
+from headtohead.study.judge.transfer_matrix import Cell, places, short_labels
 
 _LONG = 24
 """Number of cells above which the table is folded."""
@@ -16,7 +14,7 @@ _LONG = 24
 
 def figure(views: Sequence[View]) -> Figure | None:
     """Return the matrix of a study whose runs were evaluated on other corpora."""
-    cells = matrix_cells(views)
+    cells = views[0].analysis.matrix if views and views[0].analysis is not None else []
     if not cells:
         return None
     words = (
@@ -26,20 +24,6 @@ def figure(views: Sequence[View]) -> Figure | None:
     )
     chart = verdict_grid(matrix_rows(cells), "tested on")
     return Figure("Cross-corpus evaluation.", words, chart, table=_table(cells))
-
-
-def matrix_cells(views: Sequence[View]) -> list[Cell]:
-    """Return the cells of a study from the stored data of its runs."""
-    results: Results = {}
-    probes: dict[str, dict[str, Any]] = {}
-    for view in views:
-        results |= view.results
-        for arm in view.arms:
-            runs = view.manifest.runs(view.contest, arm.label)
-            for name, by_seed in arm.probes.items():
-                for seed, found in by_seed.items():
-                    probes.setdefault(runs[seed], {})[name] = found
-    return corpus_matrix(views[0].manifest, results, probes) if views else []
 
 
 def matrix_rows(cells: Sequence[Cell]) -> list[Row]:

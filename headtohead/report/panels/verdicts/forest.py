@@ -6,8 +6,8 @@ import altair as alt
 
 from headtohead.report.charts import Chart, dots, rule, verdict_color
 from headtohead.report.panels.base import Figure, View
-from headtohead.study.judge.verdict import METRIC, Verdict
-from headtohead.study.store.manifest import metric_label
+from headtohead.study.judge.verdict import Verdict
+from headtohead.study.store.manifest import METRIC, metric_label
 
 
 def figure(view: View) -> Figure | None:

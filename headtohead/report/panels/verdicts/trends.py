@@ -8,7 +8,7 @@ import altair as alt
 
 from headtohead.report.charts import Chart, Choice, Row, layered, legend, line_layers, named, tips
 from headtohead.report.panels.base import Figure, Table, View, interval, number
-from headtohead.study.judge.trends import OVER, Reach, Trend, study_trends
+from headtohead.study.judge.trends import OVER, Reach, Trend
 from headtohead.study.store.manifest import Contest
 
 _ROOM = 1.5
@@ -20,7 +20,8 @@ _DECISIONS = {"undecided": "undecided", "turns": "the gap changes sign"}
 
 def figure(over: str, views: Sequence[View]) -> Figure | None:
     """Return the gap against one of `OVER`, if the study has several values of it."""
-    trends = [trend for trend in _trends(views) if trend.over == over]
+    analysis = views[0].analysis
+    trends = [trend for trend in analysis.trends if trend.over == over] if analysis is not None else []
     if not trends:
         return None
     what = OVER[over].words
@@ -38,11 +39,6 @@ def figure(over: str, views: Sequence[View]) -> Figure | None:
         words += f"A trend line needs at least three values of {what}."
     chart = gap_chart(trends, over, views[0])
     return Figure(f"Gap to the baseline against {what}.", words, chart, table=_table(trends))
-
-
-def _trends(views: Sequence[View]) -> list[Trend]:
-    results = {run: result for view in views for run, result in view.results.items()}
-    return study_trends(views[0].manifest, results, [row for view in views for row in view.verdicts])
 
 
 def _apart(trends: list[Trend]) -> dict[str, str]:
