@@ -34,9 +34,6 @@ from headtohead.study.store.doctor import Finding
 from headtohead.study.store.manifest import read_manifest
 from headtohead.study.store.run_store import Store
 
-CLAIMS = "claims.json"
-"""The judged claims of a paper, in the study's directory."""
-
 
 class Study:
     """Arms x seeds x datasets x sizes x rules; `run` does the missing runs and returns the verdicts.
