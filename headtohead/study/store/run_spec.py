@@ -183,6 +183,13 @@ def _plain_training(training: TrainSettings) -> dict[str, Any]:
     return training.as_dict()
 
 
+_KNOWN = {
+    name: {field.name for field in dataclasses.fields(kind)}
+    for name, kind in (("size", Size), ("model", Settings), ("training", TrainSettings))
+}
+"""The settings that this version knows; a run with others cannot be rebuilt."""
+
+
 class InvalidSpec(ValueError):
     """The content of a spec.json is not that of a run."""
 
@@ -202,26 +209,34 @@ def run_spec_from(record: Any, run_id: str) -> RunSpec:
         others = ("parent", "task", "start")
         if shown != meant or any(record.get(key) != identity.get(key) for key in others):
             raise InvalidSpec("its fields do not match its identity")
-        for name, known, given in (
-            ("size", Size, record["size"]),
-            ("model", Settings, record["size"]["settings"]),
-            ("training", TrainSettings, _with_rules(record["training"])),
+        training = _with_rules(record["training"])
+        for name, given in (
+            ("size", record["size"]),
+            ("model", record["size"]["settings"]),
+            ("training", training),
         ):
-            if more := given.keys() - {field.name for field in dataclasses.fields(known)}:
+            if more := given.keys() - _KNOWN[name]:
                 raise InvalidSpec(f"unknown {name} setting {', '.join(sorted(map(str, more)))[:80]}")
         derived = {
-            "training": _with_rules(record["training"]),
+            "training": training,
             "mechanisms": identity["layers"],
             "stacked": identity.get("stacked", False),
             "formulas": record.get("formulas", "unknown"),
+            # Stored for tasks only, whose steps have whole examples.
+            "steps": record.get("steps") or training["tokens"] // training["batch"],
         }
         spec = convert({**record, **derived}, RunSpec)
-        if not spec.steps:
-            # No error if the tokens do not fill a step: such a run was never trained.
-            spec = dataclasses.replace(spec, steps=spec.training.tokens // spec.training.batch)
     except InvalidSpec:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, UserError, RecursionError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        UserError,
+        RecursionError,
+    ) as error:
         kind = "" if isinstance(error, ValidationError | UserError) else f"{type(error).__name__}: "
         raise InvalidSpec(f"{kind}{str(error)[:200]}") from None
     spec.__dict__["identity"] = identity  # older versions had fewer settings; the id is the hash of theirs
