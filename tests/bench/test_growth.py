@@ -175,6 +175,7 @@ def test_one_compiled_block_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -
     assert len(graphs) == 2
 
 
+@pytest.mark.slow
 def test_a_slice_is_measured_by_the_process_that_compiled_it() -> None:
     one, other = (
         Slice(arm, "nano", 16, 2, 2, 64, "float32", "cpu", False, 1) for arm in ("standard", "no_attention")

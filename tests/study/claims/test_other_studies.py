@@ -246,6 +246,7 @@ def test_the_positional_terms_claim_has_a_study() -> None:
 
 
 @pytest.mark.page
+@pytest.mark.slow
 def test_studies_run_together_or_one_by_one_and_claims_use_all_results(tmp_path: Path, story: Path) -> None:
     path = written(tmp_path, REPAIRS, corpus=str(story))
     out = tmp_path / "o"
