@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -136,13 +137,16 @@ def kill_worker(parent: Parent, store: Store, draw: random.Random) -> bool:
     workers = parent.workers()
     draw.shuffle(workers)
     for pid in workers:
-        os.kill(pid, signal.SIGSTOP)
-        held = [run for run in store.runs() if not run.finished() and (own := run.owner()) and own.pid == pid]
-        if held and held[0].id not in parent.hit:
-            parent.hit.add(held[0].id)
-            os.kill(pid, signal.SIGKILL)
-            return True
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGSTOP)
+            held = [
+                run for run in store.runs() if not run.finished() and (own := run.owner()) and own.pid == pid
+            ]
+            if held and held[0].id not in parent.hit:
+                parent.hit.add(held[0].id)
+                os.kill(pid, signal.SIGKILL)
+                return True
+            os.kill(pid, signal.SIGCONT)
     return False
 
 
