@@ -87,7 +87,7 @@ class Measured:
                 apart[key] = row["separate_tokens_per_second"]
             elif key in apart:
                 # Those processes were not compiled, so they are compared with the uncompiled population.
-                plain = row["results"]["stacked, as it stands"]["tokens_per_second"]
+                plain = row["results"]["stacked, eager"]["tokens_per_second"]
                 ratio = plain / apart[key]
                 row = row | {
                     "separate_tokens_per_second": apart[key],

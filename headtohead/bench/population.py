@@ -155,7 +155,7 @@ def bench_population(
 
 
 def _form(compiled: bool) -> str:
-    return "compiled" if compiled else "as it stands"
+    return "compiled" if compiled else "eager"
 
 
 def measure_population(

@@ -45,13 +45,15 @@ def _readable(message: str, info: inspect.Type, value: Any, where: str) -> UserE
     """Return the error for a message of msgspec such as: Expected `str`, got `int` - at `$.name`."""
     problem, _, path = message.partition(" - at `$")
     name = where
+    described, given = "", value
     for key, index in _STEP.findall(path):
-        members = getattr(info, "types", (info,))
+        members = _members(info)
         if key:
             name = f"{name}.{key}" if name else key
             fields = next((member.fields for member in members if hasattr(member, "fields")), ())
             info = next((field.type for field in fields if field.encode_name == key), inspect.AnyType())
-            value = value[key]
+            value, described = value[key], _description(info)
+            given = value
         elif index == "...":  # msgspec names no keys of a dict
             name = f"a value of {name}"
             info = next((member.value_type for member in members if hasattr(member, "value_type")), info)
@@ -60,13 +62,26 @@ def _readable(message: str, info: inspect.Type, value: Any, where: str) -> UserE
             value = value[int(index)]
     if missing := re.match("Object missing required field `(.*)`", problem):
         return UserError(f"{'.'.join(filter(None, (name, missing[1])))} is missing")
-    choices = [
-        choice for member in getattr(info, "types", (info,)) for choice in getattr(member, "values", ())
-    ]
+    if described:
+        return UserError(f"{name} takes {described}, got {given!r}")
+    choices = [choice for member in _members(info) for choice in getattr(member, "values", ())]
     if choices and isinstance(value, str):
         return unknown(f"value for {name}", value, map(str, choices))
     bound = _CONSTRAINT.search(problem)
     return UserError(f"{name} takes {_words(info)}{f' {bound[1]}' if bound else ''}, got {value!r}")
+
+
+def _members(info: inspect.Type) -> list[inspect.Type]:
+    """Return the types of a union, or the type itself, without their descriptions."""
+    members = info.types if isinstance(info, inspect.UnionType) else (info,)
+    return [member.type if isinstance(member, inspect.Metadata) else member for member in members]
+
+
+def _description(info: inspect.Type) -> str:
+    """Return the description in `Annotated[..., Meta(description=...)]`, or an empty string."""
+    members = info.types if isinstance(info, inspect.UnionType) else (info,)
+    schemas = [member.extra_json_schema or {} for member in members if isinstance(member, inspect.Metadata)]
+    return next((str(schema["description"]) for schema in schemas if "description" in schema), "")
 
 
 def _words(info: inspect.Type) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from headtohead.common.choices import check_choices
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import is_number, parse_count
 from headtohead.model.sizes import Size
-from headtohead.training.circuit_rates import STORED, Rule, parse_rules, rates_of_rules, recorded_rules
+from headtohead.training.circuit_rates import STORED, Rule, parse_rules, rates_of_rules
 
 _HIGHEST = {"warmup": 1, "floor": 1, "decay_share": 1, "beta1": 0.9999, "beta2": 0.99999, "smoothing": 0.99}
 _COUNTS = {"tokens", "batch", "evaluations"}
@@ -150,10 +149,3 @@ def train_settings(given: dict[str, Any]) -> TrainSettings:
             raise UserError(f"{name} takes a string, got {value!r}")
         values[name] = value
     return TrainSettings(**values)
-
-
-def recorded_settings(record: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings stored by `as_dict`, including runs that store `rates`."""
-    rules, decay = recorded_rules(record)
-    rest = {key: value for key, value in record.items() if key not in STORED}
-    return TrainSettings(**rest, circuit_lr=rules, circuit_decay=decay)  # type: ignore[arg-type]

@@ -23,8 +23,8 @@ def test_a_row_holds_population_single_and_separate_rates_with_their_ratios() ->
         ratio = row["stacked_tokens_per_second"] / row[f"{other}_tokens_per_second"]
         assert row[f"over_{other}"] == pytest.approx(ratio)
         assert ratio > 0
-    assert row["disagreement"]["as it stands"] < 1e-3
-    assert set(row["results"]) == {"single, as it stands", "stacked, as it stands"}
+    assert row["disagreement"]["eager"] < 1e-3
+    assert set(row["results"]) == {"single, eager", "stacked, eager"}
     assert row["parameters"] == 117_056
     assert {"commit", "torch", "date"} <= row.keys()
 
@@ -68,8 +68,8 @@ def test_separate_processes_are_compiled_if_a_single_run_is_faster_compiled(
         stack, "separate_rate", lambda case, count, duration, compile: requested.append(compile) or 1.0
     )
     setup = stack.Setup("nano", "standard", 256, "float32", "cpu")
-    rates = {"single, compiled": 1e6 + faster, "single, as it stands": 1e6 + (not faster)}
-    stacked = {f"stacked, {form}": {"error": "none"} for form in ("compiled", "as it stands")}
+    rates = {"single, compiled": 1e6 + faster, "single, eager": 1e6 + (not faster)}
+    stacked = {f"stacked, {form}": {"error": "none"} for form in ("compiled", "eager")}
     results = {name: {"tokens_per_second": rate} for name, rate in rates.items()} | stacked
     found = stack.compare_kinds(setup, 2, results, 1, lambda message, share: None)
     assert requested == [faster]
@@ -85,8 +85,8 @@ def test_a_failed_contender_records_its_error_and_the_others_continue(
     monkeypatch.setattr(stack, "BURST", 1)
     monkeypatch.setattr(stack.Setup, "stack", broken)
     (row,) = headtohead.bench_population((2,), processes=False, profile=True, **QUICK)["rows"]
-    assert row["results"]["stacked, as it stands"] == {"error": "RuntimeError: no such graph"}
-    assert row["disagreement"] == {"as it stands": "RuntimeError: no such graph"}
+    assert row["results"]["stacked, eager"] == {"error": "RuntimeError: no such graph"}
+    assert row["disagreement"] == {"eager": "RuntimeError: no such graph"}
     assert row["over_single"] is None
     assert row["single_tokens_per_second"] > 0
 
@@ -95,7 +95,7 @@ def test_a_failed_contender_records_its_error_and_the_others_continue(
 def test_a_profile_holds_the_kernel_times_of_a_population_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "BURST", 1)
     (row,) = headtohead.bench_population((2,), processes=False, profile=True, **QUICK)["rows"]
-    found = row["profile"]["stacked, as it stands"]
+    found = row["profile"]["stacked, eager"]
     assert found["kinds"]["matrix products"] > 0
     assert found["kinds"]["attention"] > 0
 

@@ -7,22 +7,12 @@ has the kinds about runs and costs, `toy.py` those about the toy.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
-import msgspec
 from msgspec import Meta
 
+from headtohead.common import typed
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import exact_count, parse_count
 from headtohead.papers.faster_qk.work import Toy
@@ -37,7 +27,7 @@ from headtohead.study.claims.outcome import (
     Expected,
     Part,
 )
-from headtohead.study.config.validation import as_choice, as_texts, check_known
+from headtohead.study.config.validation import as_choice, as_texts
 from headtohead.study.store.manifest import Contest
 
 if TYPE_CHECKING:
@@ -79,24 +69,23 @@ _NORMALIZED = (
 
 
 def decode(kind: type[T], table: Mapping[str, Any], name: str) -> T:
-    """Return a dataclass from a TOML table; errors name the setting in one line. `name` is that of the table."""
+    """Return a dataclass from a TOML table; `name` is that of the table in errors."""
+    try:
+        return typed.decode(kind, _normalized(kind, table))
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+
+
+def _normalized(kind: type, table: Mapping[str, Any]) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    check_known(table, set(known), f"setting of {name}")
-    for key, field_ in known.items():
-        if field_.default is MISSING and field_.default_factory is MISSING and key not in table:
-            raise UserError(f"{name} needs {key}")
-    values = {}
+    values = dict(table)
     for key, value in table.items():
-        if get_origin(hints[key]) is Literal:
-            as_choice(value, key, get_args(hints[key]))
-        normalize = next((function for hint, function in _NORMALIZED if hints[key] is hint), None)
-        try:
-            values[key] = msgspec.convert(value if normalize is None else normalize(value), hints[key])
-        except msgspec.ValidationError:
-            hint = hints[key] if hasattr(hints[key], "__metadata__") else get_args(hints[key])[0]
-            raise UserError(f"{key} takes {hint.__metadata__[-1].description}, got {value!r}") from None
-    return kind(**values)
+        if hints.get(key) is At and isinstance(value, Mapping):
+            values[key] = _normalized(At, value)
+        for hint, function in _NORMALIZED:
+            if hints.get(key) is hint:
+                values[key] = function(value)
+    return values
 
 
 @dataclass(frozen=True)
@@ -271,8 +260,6 @@ def read_criterion(
     """
     kind = as_choice(part.get("kind"), "kind of criterion", tuple(KINDS))
     table = {key: value for key, value in part.items() if key != "kind"}
-    if "at" in table:
-        table["at"] = decode(At, table["at"], "at")
     criterion = decode(KINDS[kind], table, f"a {kind} criterion")
     if not isinstance(criterion, RunCriterion):
         return criterion

@@ -39,13 +39,6 @@ def as_texts(value: Any, name: str) -> tuple[str, ...]:
     return tuple(as_text(item, name) for item in given)
 
 
-def as_list(value: Any, name: str) -> list[Any]:
-    """Return `value` if it is a non-empty list, else raise UserError."""
-    if not isinstance(value, list) or not value:
-        raise UserError(f"{name} takes a list of numbers, got {value!r}")
-    return value
-
-
 def as_number(value: Any, name: str) -> float:
     """Return `value` as a float if it is a finite number, else raise UserError."""
     if not is_number(value) or not math.isfinite(value):

@@ -249,8 +249,8 @@ def test_an_open_criterion_gives_its_reason(tmp_path: Path) -> None:
             "p.toml: claim p.1: unknown kind of criterion 'diference'; did you mean",
         ),
         ('{kind = "difference", arm = "c", expect = "better"}', "unknown arm 'c'"),
-        ('{kind = "difference", arm = "a"}', "a difference criterion needs expect"),
-        ('{kind = "difference", arm = "a", expect = "lower"}', "unknown expect 'lower'"),
+        ('{kind = "difference", arm = "a"}', "a difference criterion: expect is missing"),
+        ('{kind = "difference", arm = "a", expect = "lower"}', "unknown value for expect 'lower'"),
         ('{kind = "difference", arm = "a", expect = "worse", efect = 1}', "did you mean 'effect'"),
         ('{kind = "difference", arm = "a", expect = "worse", effect = "x"}', "effect takes a number"),
         (
@@ -378,8 +378,8 @@ def test_a_trend_through_two_values_is_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("criterion", "message"),
     [
-        ("over = 'seed', expect = 'lower'", "unknown over 'seed'"),
-        ("over = 'size', expect = 'better'", "unknown expect 'better'"),
+        ("over = 'seed', expect = 'lower'", "unknown value for over 'seed'"),
+        ("over = 'size', expect = 'better'", "unknown value for expect 'better'"),
         ("over = 'size', expect = 'level'", "takes a margin"),
         ("over = 'size', expect = 'lower', margin = 0.1", "takes a margin"),
     ],
@@ -512,7 +512,7 @@ def test_a_median_needs_six_seeds(tmp_path: Path) -> None:
             "must be above 0 with compare = 'ratio'",
         ),
         (SINK + ', expect = "lower", guard = "mean.sink"}', "a path and a number"),
-        ('{kind = "interaction", arm = "a", expect = "lower"}', "needs control"),
+        ('{kind = "interaction", arm = "a", expect = "lower"}', "control is missing"),
     ],
 )
 def test_an_invalid_probe_criterion_is_rejected(tmp_path: Path, criterion: str, message: str) -> None:
