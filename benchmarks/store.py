@@ -101,7 +101,7 @@ def pretend(store: Store, run: RunSpec, draw: random.Random, points: int) -> Non
         "environment.json": json.dumps({"stretches": [_ENVIRONMENT]}),
         "metrics.jsonl": metrics,
         "cost.json": json.dumps(cost),
-        "result.json": with_checksum(result),
+        "result.json": with_checksum({"run": run.id} | result),
     }
     for name, content in files.items():
         (folder.path / name).write_text(content, encoding="utf-8")
@@ -162,9 +162,9 @@ def main() -> None:
         print(f"{len(runs):,} finished runs")
         rows = {}
         for name, command in {
-            "race": ["race", str(study), "--out", str(store.path), "--device", "cpu"],
+            "first race": ["race", str(study), "--out", str(store.path), "--device", "cpu"],
             "report": ["report", str(store.path)],
-            "race again": ["race", str(study), "--out", str(store.path), "--device", "cpu"],
+            "race": ["race", str(study), "--out", str(store.path), "--device", "cpu"],
             "runs": ["runs", str(store.path)],
             "doctor": ["doctor", str(store.path), "--dry-run"],
         }.items():

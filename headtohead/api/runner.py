@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -161,6 +162,7 @@ class StudyRunner:
         """Write history.jsonl, study.lock.json and study.json; return the seeds added after results existed."""
         store = self.store
 
+        @functools.cache
         def done(run: str) -> bool:
             return store.run(run).finished()
 

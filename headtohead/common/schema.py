@@ -6,13 +6,12 @@ docs/compatibility.md lists the numbers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import DamagedFile, NewerFile
-from headtohead.common.files import read_json, verify_checksum, with_checksum, write_atomic
+from headtohead.common.files import parse_json, read_json, verify_checksum, with_checksum, write_atomic
 
 SCHEMA = 1
 """The number that this version writes, and the highest that it reads."""
@@ -59,7 +58,7 @@ def read_document(path: Path, parse: Callable[[bytes], Any] = verify_checksum) -
         try:
             value = parse(content)
         except ValueError:
-            check_schema(json.loads(content), path)  # a newer version may have checksums of another kind
+            check_schema(parse_json(content), path)  # a newer version may have checksums of another kind
             raise
         check_schema(value, path)
         return value

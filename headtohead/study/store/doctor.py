@@ -29,6 +29,7 @@ from headtohead.study.store.history import History
 from headtohead.study.store.lease import owner_of, released
 from headtohead.study.store.manifest import Contest, read_manifest
 from headtohead.study.store.result import RunResult, read_cost, validate_cost, validate_match
+from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import DAMAGED, PROBES, RUN_ID, RunDirectory, Store, set_aside
 from headtohead.study.store.shared import NAME as UPDATE_LOCK
 from headtohead.study.store.shared import exclusive
@@ -40,6 +41,7 @@ _TAKEN_OVER = "h2h race takes it over after watching it for a minute"
 _ROOM_BYTES = 2**30
 _TEMPORARY = re.compile(r"\..+\.(\d+)(\.[0-9a-f]{8})?\.tmp")
 
+Specs = dict[str, RunSpec | UnreadableFile]
 _AGAIN = "the study's own command writes it again"
 
 
@@ -70,29 +72,37 @@ def examine(
         raise UserError(f"no study in {folder}: no such directory")
     store = Store(folder)
     runs = store.runs()
-    findings = [*_study_files(folder, bool(runs)), *_strays(folder), *_entries(store)]
+    specs = {run.id: _spec(run) for run in runs}
+    findings = [*_study_files(folder, bool(runs)), *_strays(folder), *_entries(store, specs)]
     for name in ("lock", UPDATE_LOCK):
         findings += _lock(folder / name)
     trunks = {run.id for run in runs if run.branches.is_dir()}
-    ended = _ended_branches(runs) if trunks else {}
+    ended = _ended_branches(runs, specs) if trunks else {}
     for index, run in enumerate(runs):
         progress("checking runs", index / len(runs))
-        findings += _run(run)
+        spec = specs[run.id]
+        findings += _run(run, spec)
         if run.id in trunks:
-            findings += _kept(run, ended.get(run.id, set()))
+            steps = set() if isinstance(spec, UnreadableFile) else set(spec.branches)
+            findings += _kept(run, steps, ended.get(run.id, set()))
     return findings
 
 
-def _ended_branches(runs: list[RunDirectory]) -> dict[str, set[int]]:
+def _spec(run: RunDirectory) -> RunSpec | UnreadableFile:
+    """Return the spec of a run, or why it cannot be read."""
+    try:
+        return run.spec()
+    except UnreadableFile as error:
+        return error
+
+
+def _ended_branches(runs: list[RunDirectory], specs: Specs) -> dict[str, set[int]]:
     """Return the steps of each trunk whose branches have a result, by the trunk's id."""
     found: dict[str, set[int]] = {}
     for run in runs:
-        try:
-            parent = run.spec().parent if run.finished() else None
-        except UnreadableFile:
-            continue
-        if parent:
-            found.setdefault(parent.run, set()).add(parent.step)
+        spec = specs[run.id]
+        if isinstance(spec, RunSpec) and spec.parent and run.finished():
+            found.setdefault(spec.parent.run, set()).add(spec.parent.step)
     return found
 
 
@@ -133,7 +143,7 @@ def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
         yield Finding(folder, problem, "free some space before continuing")
 
 
-def _entries(store: Store) -> Iterator[Finding]:
+def _entries(store: Store, specs: Specs) -> Iterator[Finding]:
     """Compare study.json with the specs of its runs: each run has the seed it is listed with, and an arm has one setup."""
     study = store.path / "study.json"
     try:
@@ -144,10 +154,11 @@ def _entries(store: Store) -> Iterator[Finding]:
     for entry in (*manifest.entries, *manifest.trunks):
         problem = f"run {entry.run[:40]} is not a run of {entry.label} with seed {entry.seed}"
         if RUN_ID.fullmatch(entry.run):
-            try:
-                identity = store.run(entry.run).spec().identity
-            except UnreadableFile:
+            if not isinstance(
+                spec := specs.get(entry.run), RunSpec
+            ):  # missing or damaged: reported elsewhere
                 continue
+            identity = spec.identity
             # The id of a branch's parent depends on the seed.
             setup = canonical_json({key: identity[key] for key in identity if key not in ("seed", "parent")})
             known = setups.setdefault((entry.contest, entry.label), setup)
@@ -177,22 +188,20 @@ def _strays(folder: Path) -> Iterator[Finding]:
             yield Finding(path, "not a run", "left unchanged; remove it if you do not need it")
 
 
-def _run(run: RunDirectory) -> Iterator[Finding]:
+def _run(run: RunDirectory, spec: RunSpec | UnreadableFile) -> Iterator[Finding]:
     yield from _temporaries(run.path, run.checkpoints, run.path / PROBES, run.branches)
     for path in _entries_of(run.path / PROBES):
         if path.suffix == ".json" and (problem := validate_probe(run, f"{PROBES}/{path.name}")):
             yield _aside(path, problem, "renamed; the study's own command runs the probe again")
     yield from _lock(run.path / "lock")
-    spec = finished = None
-    try:
-        spec = run.spec()
-    except DamagedFile as error:
-        yield _aside(run.path / "spec.json", error, _AGAIN)
-    except UnreadableFile as error:
-        yield Finding(run.path / "spec.json", _cause(error), _AGAIN)
+    finished = None
+    if isinstance(spec, DamagedFile):
+        yield _aside(run.path / "spec.json", spec, _AGAIN)
+    elif isinstance(spec, UnreadableFile):
+        yield Finding(run.path / "spec.json", _cause(spec), _AGAIN)
     try:
         finished = run.result()
-        if spec is not None and finished is not None and (problem := validate_match(spec, finished)):
+        if isinstance(spec, RunSpec) and finished is not None and (problem := validate_match(spec, finished)):
             raise DamagedFile(f"damaged file {run.path / 'result.json'}: {problem}")
     except DamagedFile as error:
         remedy = "renamed; the study's own command repeats the run"
@@ -222,12 +231,8 @@ def _checkpoints(folder: Path, remedy: str) -> Iterator[Finding]:
             yield _aside(path, error, remedy)
 
 
-def _kept(trunk: RunDirectory, done: set[int]) -> Iterator[Finding]:
-    """Check the checkpoints that a trunk keeps until each of its branches has a result; `done`: steps of those that have."""
-    try:
-        steps = set(trunk.spec().branches)
-    except UnreadableFile:
-        steps = set()
+def _kept(trunk: RunDirectory, steps: set[int], done: set[int]) -> Iterator[Finding]:
+    """Check the checkpoints that a trunk keeps at `steps` until each of its branches has a result, as those in `done`."""
     if steps and steps <= done:
         remove = partial(shutil.rmtree, trunk.branches)
         yield Finding(trunk.branches, "the branches of this trunk are done", "removed", remove)
@@ -287,7 +292,7 @@ def _lock(lock: Path) -> Iterator[Finding]:
 
 
 def _entries_of(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    return sorted(folder.iterdir(), key=lambda path: path.name) if folder.is_dir() else []
 
 
 def _temporaries(*folders: Path) -> Iterator[Finding]:

@@ -24,7 +24,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
-from headtohead.common.files import append, digest, digest_file, finite, read_file, read_text, write_atomic
+from headtohead.common.files import (
+    append,
+    digest,
+    digest_file,
+    finite,
+    parse_json,
+    read_file,
+    read_text,
+    write_atomic,
+)
 from headtohead.common.memory import gc_paused
 from headtohead.common.schema import read_document, write_document
 from headtohead.data.tasks.base import OWN_TOKENS
@@ -192,7 +201,7 @@ class RunDirectory:
         if every > 1:
             lines = lines[::-every][::-1]
         try:  # one call for the whole file is three times faster than one per line
-            found = json.loads(f"[{','.join(lines)}]")
+            found = parse_json(f"[{','.join(lines)}]".encode())
         except (ValueError, RecursionError):
             found = [_row(line) for line in lines]
         rows = [row for row in found if is_logged_row(row)]
@@ -373,7 +382,7 @@ class Store:
             return []
         return [
             RunDirectory(path)
-            for path in sorted(folder.iterdir())
+            for path in sorted(folder.iterdir(), key=lambda path: path.name)
             if RUN_ID.fullmatch(path.name) and path.is_dir()
         ]
 

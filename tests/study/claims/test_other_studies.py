@@ -224,7 +224,11 @@ def test_smoke_diverged_runs_and_missing_scales_decide_nothing(tmp_path: Path) -
             "unknown study of the paper 'list'; did you mean 'lists'",
         ),
         (SCALES, REPAIRS.replace('"lists"', '"study"'), "study 'study' has no tasks"),
-        (SCALES, '{kind = "tasks", arm = "b", expect = "better"}', "a tasks criterion needs a study of tasks"),
+        (
+            SCALES,
+            '{kind = "tasks", arm = "b", expect = "better"}',
+            "a tasks criterion needs a study of tasks",
+        ),
         ("", REPAIRS, r"\[also.lists\] has no scale"),
         (SCALES + "\n[also.toy.small]", REPAIRS, "a study name has"),
         (SCALES + "\n[also.A.small]", REPAIRS, "a study name has"),
