@@ -1,29 +1,36 @@
 """Worker processes that call functions of this package, to compile in parallel or to train side by side.
 
-A call is one JSON line on a process's standard input, its answer one line on its standard output. A process keeps what
-its functions cache from call to call.
+A process answers one call after another, and keeps what its functions cache from call to call.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
+import queue
 import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from msgspec import Struct
 
 from headtohead.bench.harness import Progress, Row, attempt, silent
+from headtohead.common.worker_process import WorkerProcess, orders, send
 
 
 class TimeLimitReached(Exception):
     """The time limit is reached."""
+
+
+class Call(Struct, frozen=True):
+    """A call of a function of a module."""
+
+    module: str
+    name: str
+    order: Row
 
 
 class WorkerPool:
@@ -31,84 +38,68 @@ class WorkerPool:
 
     def __init__(self, processes: int, deadline: float = math.inf) -> None:
         self.deadline = deadline
-        self.workers = [_Worker(compile_threads(processes)) for _ in range(processes)]
-        self.threads = ThreadPoolExecutor(max(1, processes))
+        self.answers: queue.Queue[tuple[WorkerProcess, Row]] = queue.Queue()
+        settings, threads = compile_threads(processes), torch.get_num_threads()
+        self.workers = [
+            WorkerProcess(
+                *("headtohead.bench.worker_pool", None, Row, self.answers),
+                log=subprocess.DEVNULL,
+                threads=threads,
+                environment=settings,
+            )
+            for _ in range(processes)
+        ]
 
     def map(
         self, function: Callable[..., Row], orders: Sequence[Row], progress: Progress = silent
     ) -> list[tuple[int, Row]]:
         """Return for each order of `function(**order)` the index of the process that was free for it, and the answer."""
-        waiting, found = deque(enumerate(orders)), dict[int, tuple[int, Row]]()
-
-        def serve(index: int) -> None:
-            worker = self.workers[index]
-            with suppress(IndexError):  # no order is left
-                while not worker.ended:
-                    number, order = waiting.popleft()
-                    found[number] = index, worker.call(function, order)
-
-        def show() -> None:
-            progress(f"compiling in parallel, {len(found)} of {len(orders)} done", 0.0)
-
-        self._wait([self.threads.submit(serve, index) for index in range(len(self.workers))], show)
+        waiting = deque(enumerate(orders))
+        found = self._serve(function, {one: waiting for one in self.workers if one.alive}, progress)
         left = (0, {"error": "no worker process was left"})
         return [found.get(number, left) for number in range(len(orders))]
 
-    def ask(self, function: Callable[..., Row], orders: dict[int, Row]) -> list[Row]:
+    def ask(self, function: Callable[..., Row], orders: Mapping[int, Row]) -> list[Row]:
         """Return the answers of the processes with these indices, called at the same time."""
-        calls = [
-            self.threads.submit(self.workers[index].call, function, order) for index, order in orders.items()
-        ]
-        self._wait(calls, lambda: None)
-        return [call.result() for call in calls]
+        waiting = {self.workers[index]: deque([(index, order)]) for index, order in orders.items()}
+        found = self._serve(function, waiting, silent)
+        return [found[index][1] for index in orders]
 
     def close(self) -> None:
         """Kill all worker processes."""
         for worker in self.workers:
             worker.process.kill()
             worker.process.wait()
-        self.threads.shutdown()
 
-    def _wait(self, calls: Sequence[Future[Any]], show: Callable[[], None]) -> None:
-        waiting = set(calls)
-        while waiting:
-            left = self.deadline - time.monotonic()
-            if left <= 0:
+    def _serve(
+        self,
+        function: Callable[..., Row],
+        waiting: Mapping[WorkerProcess, deque[tuple[int, Row]]],
+        progress: Progress,
+    ) -> dict[int, tuple[int, Row]]:
+        """Give each process the next of its numbered orders until none is left; return index and answer by number."""
+        total = len({number for orders in waiting.values() for number, _ in orders})
+        found, busy, free = dict[int, tuple[int, Row]](), dict[WorkerProcess, int](), list(waiting)
+        while True:
+            for worker in free:
+                if waiting[worker]:
+                    busy[worker], order = waiting[worker].popleft()
+                    worker.give(Call(function.__module__, function.__name__, order))
+            progress(f"compiling in parallel, {len(found)} of {total} done", 0.0)
+            if not busy:
+                return found
+            if (left := self.deadline - time.monotonic()) <= 0:
                 raise TimeLimitReached
-            waiting = wait(waiting, timeout=min(left, 1.0)).not_done
-            show()
-
-
-class _Worker:
-    """A worker process; `ended` once it did not answer."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self.ended = False
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "headtohead.bench.worker_pool"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ | environment,
-            process_group=0,  # Ctrl-C reaches only this process, which then kills them
-        )
-
-    def call(self, function: Callable[..., Row], order: Row) -> Row:
-        """Return the answer of a function of a module, or how the process ended."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        line = ""
-        with suppress(OSError):  # the process ended
-            call = {"module": function.__module__, "name": function.__name__, "order": order}
-            self.process.stdin.write(json.dumps(call) + "\n")
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        if line:
-            answer: Row = json.loads(line)
-            return answer
-        self.ended, code = True, self.process.wait()
-        return {"error": f"worker process ended ({f'signal {-code}' if code < 0 else f'code {code}'})"}
+            ended = [worker for worker in busy if not worker.alive]
+            try:
+                worker, answer = self.answers.get(timeout=0.0 if ended else min(left, 1.0))
+                free = [worker]
+            except queue.Empty:
+                free = []
+                if not ended:
+                    continue
+                worker, answer = ended[0], {"error": f"worker process {ended[0].wait()}"}
+            found[busy.pop(worker)] = self.workers.index(worker), answer
 
 
 def compile_threads(processes: int) -> dict[str, str]:
@@ -118,13 +109,9 @@ def compile_threads(processes: int) -> dict[str, str]:
 
 def main() -> None:
     """Run a worker process: answer every call with the function's result, or with its error."""
-    with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # other prints go to stderr, not to the answers
-        for line in sys.stdin:
-            call: dict[str, Any] = json.loads(line)
-            function = getattr(importlib.import_module(call["module"]), call["name"])
-            answer = attempt(lambda: function(**call["order"]), name="error")  # noqa: B023  called at once
-            print(json.dumps(answer), file=answers, flush=True)
+    for call in orders(Call):
+        function = getattr(importlib.import_module(call.module), call.name)
+        send(attempt(lambda: function(**call.order), name="error"))  # noqa: B023  called at once
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Worker processes: one order on standard input, one event per line on standard output.
+"""Worker processes: orders on standard input, one event per line on standard output.
 
-The parent starts a worker with `WorkerProcess`; the worker calls `receive` and `send`. End of file on the worker's
+The parent starts a worker with `WorkerProcess`; the worker calls `receive`, or `orders` for several, and `send`. End of file on the worker's
 standard input, because the parent closed it or died, tells it to save its work and stop.
 """
 
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import IO, Any, TypeVar
 
@@ -38,7 +38,10 @@ class WorkerProcess:
         threads: int = 1,
         environment: Mapping[str, str] = {},
     ) -> None:
-        """Start `python -m module` with an order; standard error goes to `log`, a file or a constant of `subprocess`."""
+        """Start `python -m module`, with an order unless it is None.
+
+        Standard error goes to `log`, a file or a constant of `subprocess`.
+        """
         self.process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
@@ -47,12 +50,17 @@ class WorkerProcess:
             start_new_session=True,
             env={**os.environ, **library_environment(threads), **environment},
         )
-        assert self.process.stdin is not None
-        with suppress(OSError):  # it died immediately; its log says why
-            self.process.stdin.write(msgspec.json.encode(order) + b"\n")
-            self.process.stdin.flush()
+        if order is not None:
+            self.give(order)
         self._listener = threading.Thread(target=self._listen, args=(event, events), daemon=True)
         self._listener.start()
+
+    def give(self, order: object) -> None:
+        """Write an order to its input."""
+        assert self.process.stdin is not None
+        with suppress(OSError):  # it died; its log says why
+            self.process.stdin.write(msgspec.json.encode(order) + b"\n")
+            self.process.stdin.flush()
 
     @property
     def alive(self) -> bool:
@@ -99,13 +107,19 @@ def library_environment(threads: int) -> dict[str, str]:
     }
 
 
+def orders(kind: type[T]) -> Iterator[T]:
+    """Yield the orders of this worker until the parent closes its input; SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for line in sys.stdin.buffer:
+        yield msgspec.json.decode(line, type=kind)
+
+
 def receive(kind: type[T]) -> tuple[T, Callable[[], bool]]:
     """Return the order of this worker and a function that returns whether to stop.
 
     SIGINT is ignored; the parent handles Ctrl-C.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
+    order = next(orders(kind))
     stopped = threading.Event()
 
     def listen() -> None:

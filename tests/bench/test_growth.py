@@ -188,7 +188,7 @@ def test_a_slice_is_measured_by_the_process_that_compiled_it() -> None:
         pool.workers[0].process.kill()
         failed = growth.compile_slices(pool, [one, other], lambda message, share: None)
         assert set(failed.values()) <= {
-            "worker process ended (signal 9) during compilation",
+            "worker process was killed (signal 9), often because memory ran out during compilation",
             "no worker process was left during compilation",
         }
 
