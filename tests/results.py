@@ -1,10 +1,30 @@
-"""Synthetic results of runs."""
+"""Synthetic runs and results of runs."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from headtohead.model.sizes import SIZES
 from headtohead.study.store.result import Best, RunResult, score_of
+from headtohead.study.store.run_spec import DataSource, RunSpec
+from headtohead.training.settings import TrainSettings
+
+
+def run_spec(arm: str = "standard", **changes: Any) -> RunSpec:
+    """Return a run with these fields changed."""
+    facts: dict[str, Any] = {
+        "layers": (arm, arm),
+        "corpus": DataSource("c", "c@1", "bytes", "0"),
+        "size": SIZES["nano"],
+        "training": TrainSettings(tokens=1000, batch=10),
+        "seed": 1,
+        "shape": "as_is",
+        "length": "tokens",
+        "parameters": 100,
+        "flops_per_token": 2000.0,
+        "cache_bytes_per_token": None,
+    }
+    return RunSpec(arm, arm, **facts | changes)
 
 
 def run_result(status: str = "done", **facts: Any) -> RunResult:

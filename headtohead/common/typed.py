@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import inspect
+from msgspec import Meta, inspect
 
 from headtohead.common.errors import UserError, unknown
 
 T = TypeVar("T")
+LARGEST = 10**15
+"""Upper bound of counts and scores in a file; larger values and NaN are invalid."""
+Text = Annotated[str, Meta(max_length=10_000)]
+Count = Annotated[int, Meta(ge=0, lt=LARGEST)]
+Amount = Count | Annotated[float, Meta(ge=0, lt=LARGEST)]
+Number = Annotated[int, Meta(gt=-LARGEST, lt=LARGEST)] | Annotated[float, Meta(gt=-LARGEST, lt=LARGEST)]
 _STEP = re.compile(r"\.([^.\[\]`]+)|\[(\d+|\.\.\.)\]")
 _CONSTRAINT = re.compile(r"` ((?:>|<|of length).*)")
 _WORDS: dict[type[inspect.Type], tuple[str, str]] = {

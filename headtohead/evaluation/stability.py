@@ -11,10 +11,11 @@ loss averaged over 5 rows first falls to the target, with linear interpolation b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from headtohead.common.logged_row import LoggedRow
 
 SPIKE_ROWS = 20
 SPIKE_DEVIATIONS = 6.0
@@ -22,10 +23,9 @@ SPIKE_SHARE = 0.01
 SMOOTHED_ROWS = 5
 _TO_DEVIATION = 1.4826
 """Converts the median absolute deviation of a normal distribution to its standard deviation."""
-Row = dict[str, Any]
 
 
-def spikes(rows: Sequence[Row]) -> int:
+def spikes(rows: Sequence[LoggedRow]) -> int:
     """Return the number of loss spikes."""
     nats = _column(rows, "nats")
     if len(nats) <= SPIKE_ROWS:
@@ -37,7 +37,7 @@ def spikes(rows: Sequence[Row]) -> int:
     return int(above[0]) + int((above[1:] & ~above[:-1]).sum())
 
 
-def gradient_tail(rows: Sequence[Row]) -> float | None:
+def gradient_tail(rows: Sequence[LoggedRow]) -> float | None:
     """Return the 99th percentile of the gradient norm divided by its median; None without norms."""
     largest, means = _column(rows, "grad_norm_max"), _column(rows, "grad_norm")
     if not len(largest) or not len(means) or np.median(means) <= 0:
@@ -45,13 +45,13 @@ def gradient_tail(rows: Sequence[Row]) -> float | None:
     return float(np.quantile(largest, 0.99) / np.median(means))
 
 
-def final_loss(rows: Sequence[Row]) -> float | None:
+def final_loss(rows: Sequence[LoggedRow]) -> float | None:
     """Return the loss averaged over a run's last rows; None if it has too few rows."""
     _, nats = _smoothed(rows)
     return float(nats[-1]) if len(nats) else None
 
 
-def tokens_to_target(rows: Sequence[Row], target: float) -> float | None:
+def tokens_to_target(rows: Sequence[LoggedRow], target: float) -> float | None:
     """Return the number of tokens after which the loss first falls to `target`; None if it never does."""
     tokens, nats = _smoothed(rows)
     reached = np.flatnonzero(nats <= target)
@@ -64,13 +64,13 @@ def tokens_to_target(rows: Sequence[Row], target: float) -> float | None:
     return float(tokens[index - 1] + share * (tokens[index] - tokens[index - 1]))
 
 
-def _column(rows: Sequence[Row], name: str) -> NDArray[np.float64]:
+def _column(rows: Sequence[LoggedRow], name: str) -> NDArray[np.float64]:
     """Return the numbers of a column; skips evaluation rows and missing values."""
-    return np.array([row[name] for row in rows if row.get(name) is not None], dtype=np.float64)
+    return np.array([value for row in rows if (value := getattr(row, name)) is not None], dtype=np.float64)
 
 
-def _smoothed(rows: Sequence[Row]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    whole = [row for row in rows if all(row.get(name) is not None for name in ("tokens", "nats"))]
+def _smoothed(rows: Sequence[LoggedRow]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    whole = [row for row in rows if row.tokens is not None and row.nats is not None]
     if len(whole) < SMOOTHED_ROWS:
         return np.empty(0), np.empty(0)
     nats = np.convolve(_column(whole, "nats"), np.full(SMOOTHED_ROWS, 1 / SMOOTHED_ROWS), "valid")

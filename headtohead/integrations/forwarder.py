@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from headtohead.common.progress import Display
 from headtohead.integrations.sinks import Channel, Sink, TrackedRun
 from headtohead.study.store.run_store import Store
@@ -49,8 +51,8 @@ class _Line:
     """One run on one tracker."""
 
     channel: Channel
-    sent: set[tuple[int, tuple[str, ...]]] = field(default_factory=set)
-    """Step and field names of each row sent; a row of scores may have the same step as a training row."""
+    sent: set[tuple[int, bool]] = field(default_factory=set)
+    """Step of each row sent, and whether it is one of training: a row of scores may have the same step."""
 
 
 class _Forwarder:
@@ -114,11 +116,11 @@ class _Forwarder:
             name = f"{spec.label}, {spec.corpus.label}, {spec.size.name}, seed {spec.seed}"
             tracked = TrackedRun(run, name, self.study, self.store.path, spec.as_dict())
             line = self.lines[key] = _Line(sink.open(tracked))
-        rows = folder.metrics()
+        rows = folder.logged_rows()
         for row in rows:
-            mark = (int(row["step"]), tuple(row))
+            mark = (row.step, row.valid is None)
             if mark not in line.sent:
-                line.channel.row(mark[0], _numbers(row))
+                line.channel.row(row.step, _numbers(structs.asdict(row)))
                 line.sent.add(mark)
         if ended:
             del self.lines[key]
@@ -126,7 +128,7 @@ class _Forwarder:
             scores = {} if result is None else {"valid": result.valid, "test": result.test}
             numbers = _numbers({name: score.values for name, score in scores.items() if score is not None})
             status = "stopped" if result is None else result.status
-            line.channel.end(status, rows[-1]["step"] if rows else 0, numbers)
+            line.channel.end(status, rows[-1].step if rows else 0, numbers)
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

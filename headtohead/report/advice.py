@@ -8,6 +8,7 @@ from headtohead.report.gather import ArmFacts
 from headtohead.study.judge.trust import failed_check_label
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.store.manifest import metric_label
+from headtohead.study.store.run_spec import RunSpec
 
 _COUNTED = {
     "parameters": "parameters",
@@ -20,10 +21,10 @@ _NOTABLE = 0.01
 
 def advice(verdicts: list[Verdict], arms: list[ArmFacts], baseline: str) -> list[dict[str, Any]]:
     """Return one row per verdict: lower costs, higher costs and a recommendation."""
-    records = {arm.label: arm.record for arm in arms}
+    specs = {arm.label: arm.spec for arm in arms}
     rows = []
     for row in verdicts:
-        cheaper, costlier = _changes(records.get(row.label, {}), records.get(baseline, {}))
+        cheaper, costlier = _changes(specs.get(row.label), specs.get(baseline))
         text = "; ".join([_recommendation(row, cheaper, costlier), *_cautions(row)]) + "."
         rows.append(
             {
@@ -37,14 +38,14 @@ def advice(verdicts: list[Verdict], arms: list[ArmFacts], baseline: str) -> list
     return rows
 
 
-def _changes(mine: dict[str, Any], base: dict[str, Any]) -> tuple[list[str], list[str]]:
+def _changes(mine: RunSpec | None, base: RunSpec | None) -> tuple[list[str], list[str]]:
     """Return the counted costs that are lower than the baseline's, and those that are higher."""
     cheaper: list[str] = []
     costlier: list[str] = []
-    if not mine or not base:
+    if mine is None or base is None:
         return cheaper, costlier
     for key, name in _COUNTED.items():
-        ours, theirs = mine.get(key), base.get(key)
+        ours, theirs = getattr(mine, key), getattr(base, key)
         if ours is None and theirs is not None:
             costlier.append("no cache: decoding recomputes")
         if ours is None or not theirs or abs(ours / theirs - 1) < _NOTABLE:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UnreadableFile
+from headtohead.common.logged_row import LoggedRow
 from headtohead.common.memory import gc_paused
 from headtohead.common.numbers import short_count, short_time
 from headtohead.evaluation.tasks import MARGINS
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.store.manifest import METRIC, Contest, Manifest
 from headtohead.study.store.result import NO_COST, Cost, RunResult, Score
+from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import Store, read_probe
 from headtohead.training.circuit_rates import with_words
 from headtohead.training.trainer import LOGGED_POINTS
@@ -36,12 +38,13 @@ class ArmFacts:
 
     label: str
     text: str
-    record: Row
-    """spec.json of one of its runs, or empty."""
+    spec: RunSpec | None
+    """One of its runs, if any has started."""
     planned: int
     results: dict[int, RunResult]
     costs: list[Cost]
-    curves: dict[int, list[Row]]
+    curves: dict[int, list[LoggedRow]]
+    """Rows with a loss, by seed."""
     probes: dict[str, dict[int, Row]] = field(default_factory=dict)
     """Probe results by probe name and seed."""
 
@@ -123,9 +126,9 @@ def gather(
     for facts in arms:
         for seed, run_id in manifest.runs(contest, facts.label).items():
             run = store.run(run_id)
-            if not facts.record and (run.path / "spec.json").is_file():
+            if facts.spec is None and (run.path / "spec.json").is_file():
                 with _noted(damage):
-                    facts.record = run.spec().as_dict()
+                    facts.spec = run.spec()
             for name in manifest.probes if run_id in results else ():
                 with _noted(damage):
                     if (found := read_probe(run, name)) is not None:
@@ -134,9 +137,9 @@ def gather(
                 facts.costs.append(cost)
             with _noted(damage):
                 rows = run.curve(results.get(run_id), every, damage) if facts.label in drawn else []
-                if curve := [_point(row) for row in rows if row.get("nats") is not None]:
+                if curve := [row for row in rows if row.nats is not None]:
                     facts.curves[seed] = curve
-        if not facts.record:
+        if facts.spec is None:
             facts.curves = {}
     return arms
 
@@ -147,7 +150,7 @@ def arms_with_results(manifest: Manifest, contest: Contest, results: Results) ->
     for text, label in manifest.arms:
         planned = manifest.runs(contest, label)
         found = {seed: results[run] for seed, run in planned.items() if run in results}
-        arms.append(ArmFacts(label, text, {}, len(planned), found, [], {}))
+        arms.append(ArmFacts(label, text, None, len(planned), found, [], {}))
     return arms
 
 
@@ -161,7 +164,7 @@ def arm_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
             for name in dict.fromkeys((metric, "nats", "perplexity", *MARGINS))
             if done and name in done[0]
         }
-        record, rate, seconds = arm.record, arm.mean_cost("tokens_per_second"), arm.mean_cost("train_seconds")
+        spec, rate, seconds = arm.spec, arm.mean_cost("tokens_per_second"), arm.mean_cost("train_seconds")
         rows.append(
             {
                 "label": arm.label,
@@ -172,13 +175,13 @@ def arm_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
                 "perplexity": means.get("perplexity") if metric == METRIC else None,
                 "others": {name: means[name] for name in MARGINS if name != metric and name in means},
                 "spread": statistics.stdev(row[metric] for row in done) if len(done) > 1 else None,
-                "parameters": record.get("parameters"),
-                "flops": record.get("flops_per_token"),
-                "flops_source": record.get("flops_source", ""),
-                "cache": record.get("cache_bytes_per_token"),
+                "parameters": spec and spec.parameters,
+                "flops": spec and spec.flops_per_token,
+                "flops_source": spec.flops_source if spec else "",
+                "cache": spec and spec.cache_bytes_per_token,
                 "rate": None if rate is None else short_count(rate),
                 "seconds": None if seconds is None else short_time(seconds),
-                "tokens": record.get("training", {}).get("tokens"),
+                "tokens": spec and spec.training.tokens,
                 "epochs": next((result.epochs for result in arm.results.values()), None),
             }
         )
@@ -187,7 +190,7 @@ def arm_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
 
 def configuration(arms: list[ArmFacts]) -> tuple[list[tuple[str, str]], list[Row]]:
     """Return settings equal for all arms as (name, value), and differing ones as one row per setting."""
-    tables = {arm.label: _settings(arm.record) for arm in arms if arm.record}
+    tables = {arm.label: _settings(arm.spec) for arm in arms if arm.spec}
     names = list(dict.fromkeys(name for table in tables.values() for name in table))
     equal, different = [], []
     for name in names:
@@ -222,22 +225,15 @@ def environments(path: Path, manifest: Manifest, damage: list[str]) -> list[Row]
     ]
 
 
-def _settings(record: Row) -> dict[str, str]:
-    layers, size = record["layers"], record["size"]
+def _settings(spec: RunSpec) -> dict[str, str]:
+    layers, cache, size = spec.layers, spec.cache_bytes_per_token, spec.size.as_dict()
     flat = {"mechanism": layers[0] if len(set(layers)) == 1 else ", ".join(layers)}
-    flat["parameters"] = f"{record['parameters']:,}"
-    flat["forward FLOPs per token (causal)"] = short_count(record["flops_per_token"])
-    cache = record.get("cache_bytes_per_token")
+    flat["parameters"] = f"{spec.parameters:,}"
+    flat["forward FLOPs per token (causal)"] = short_count(spec.flops_per_token)
     flat["cache bytes per token (bf16)"] = "no cache" if cache is None else f"{cache:,}"
-    flat["version of the cost formulas"] = str(record.get("formulas", "unknown"))
+    flat["version of the cost formulas"] = str(spec.formulas)
     flat |= {name: str(size[name]) for name in ("width", "layers", "heads", "context", "vocabulary")}
     flat["feed-forward width"] = str(size["ffn"])
     flat |= {f"model: {name}": str(value) for name, value in size["settings"].items()}
-    flat |= {f"training: {name}": str(value) for name, value in with_words(record["training"]).items()}
+    flat |= {f"training: {name}": str(value) for name, value in with_words(spec.training.as_dict()).items()}
     return flat
-
-
-def _point(row: Row) -> Row:
-    return {name: row.get(name) for name in ("step", "tokens", "nats", "seconds")} | (
-        {"circuits": row["circuits"]} if row.get("circuits") else {}
-    )

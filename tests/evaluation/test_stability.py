@@ -5,19 +5,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headtohead.common.logged_row import LoggedRow
 from headtohead.evaluation.stability import final_loss, gradient_tail, spikes, tokens_to_target
 
 
-def rows(nats: Any, **columns: Any) -> list[dict[str, Any]]:
+def rows(nats: Any, **columns: Any) -> list[LoggedRow]:
     """Return logged rows of 100 tokens each."""
-    found: list[dict[str, Any]] = [
-        {"step": step, "tokens": 100 * step, "nats": None if value is None else float(value)}
+    return [
+        LoggedRow(
+            step,
+            tokens=100 * step,
+            nats=None if value is None else float(value),
+            **{name: values[step - 1] for name, values in columns.items()},
+        )
         for step, value in enumerate(nats, 1)
     ]
-    for name, values in columns.items():
-        for row, value in zip(found, values, strict=True):
-            row[name] = value
-    return found
 
 
 def noisy(count: int = 200, seed: int = 0) -> np.ndarray:
@@ -49,10 +51,10 @@ def test_rows_without_numbers_are_skipped() -> None:
     curve = noisy()
     curve[100] += 1.0
     found = rows(curve)
-    found[50]["nats"] = None
-    found.insert(30, {"step": 30, "valid": {"nats": 9.0}})
+    found[50] = LoggedRow(51)
+    found.insert(30, LoggedRow(30, valid={"nats": 9.0}))
     assert spikes(found) == 1
-    assert tokens_to_target([{"step": 1}], 2.0) is None
+    assert tokens_to_target([LoggedRow(1)], 2.0) is None
     assert final_loss([]) is None
     assert spikes([]) == 0
     assert gradient_tail(rows(curve)) is None

@@ -7,12 +7,13 @@ import pytest
 from headtohead.report.advice import advice
 from headtohead.report.gather import ArmFacts
 from headtohead.study.judge.verdict import Verdict
+from tests.results import run_spec
 
-BASE = {"parameters": 1000, "flops_per_token": 2000.0, "cache_bytes_per_token": 512}
+BASE: dict[str, Any] = {"parameters": 1000, "flops_per_token": 2000.0, "cache_bytes_per_token": 512}
 
 
 def arm(label: str, **changes: Any) -> ArmFacts:
-    return ArmFacts(label, label, BASE | changes, 3, {}, [], {})
+    return ArmFacts(label, label, run_spec(**BASE | changes), 3, {}, [], {})
 
 
 def verdict(kind: str, **changes: Any) -> Verdict:
@@ -89,5 +90,5 @@ def test_an_arm_without_a_cache_costs_more_and_one_without_runs_is_not_judged_by
     row = verdict("equivalent")
     found = advice([row], [arm("standard"), arm("new", cache_bytes_per_token=None)], "standard")[0]
     assert found["costlier"] == ["no cache: decoding recomputes"]
-    empty = ArmFacts("new", "new", {}, 3, {}, [], {})
+    empty = ArmFacts("new", "new", None, 3, {}, [], {})
     assert advice([row], [arm("standard"), empty], "standard")[0]["cheaper"] == []

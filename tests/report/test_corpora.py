@@ -69,7 +69,7 @@ def views(corpora_given: list[str], gain: float, statistics: bool = True) -> lis
         facts = []
         for text, label in ARMS:
             runs = manifest.runs(contest, label)
-            arm = ArmFacts(label, text, {}, 3, {seed: results[run] for seed, run in runs.items()}, [], {})
+            arm = ArmFacts(label, text, None, 3, {seed: results[run] for seed, run in runs.items()}, [], {})
             arm.probes = {PROBE: {seed: probes[run][PROBE] for seed, run in runs.items()}}
             facts.append(arm)
         rows = [row for row in verdicts if row.of(contest)]

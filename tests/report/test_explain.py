@@ -45,7 +45,7 @@ def found(
 
 
 def arm(label: str, *seeds: dict[str, Any], name: str = "explain:4") -> ArmFacts:
-    return ArmFacts(label, label, {}, 2, {}, [], {}, {name: dict(enumerate(seeds, 1))})
+    return ArmFacts(label, label, None, 2, {}, [], {}, {name: dict(enumerate(seeds, 1))})
 
 
 def view(*arms: ArmFacts) -> View:

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 pytest.importorskip("altair")
 
+from headtohead.common.logged_row import LoggedRow
+from headtohead.model.sizes import SIZES
 from headtohead.report import gather
 from headtohead.report.gather import ArmFacts, arm_rows, configuration, drawn_labels
 from headtohead.report.panels.base import View
@@ -17,28 +22,15 @@ from headtohead.report.panels.verdicts.ratios import ratio_rows
 from headtohead.report.panels.verdicts.seeds import seed_rows
 from headtohead.study.store.manifest import Contest, Manifest, Rate
 from headtohead.study.store.result import Cost
+from headtohead.study.store.run_spec import RunSpec
+from headtohead.training.circuit_rates import recorded_rules
+from headtohead.training.settings import TrainSettings
 from tests.report.test_advice import verdict
-from tests.results import run_result
+from tests.results import run_result, run_spec
 
 
 def facts(label: str, seeds: dict[int, float], ffn: int = 8) -> ArmFacts:
-    record = {
-        "arm": label,
-        "layers": [label, label],
-        "parameters": 100,
-        "flops_per_token": 2000.0,
-        "cache_bytes_per_token": None,
-        "size": {
-            "width": 4,
-            "layers": 2,
-            "heads": 1,
-            "context": 8,
-            "vocabulary": 16,
-            "ffn": ffn,
-            "settings": {"positions": "rope"},
-        },
-        "training": {"batch": 10, "tokens": 1000, "lr": 0.1},
-    }
+    spec = run_spec(label, size=replace(SIZES["nano"], ffn=ffn))
     results = {
         seed: run_result(
             epochs=0.5,
@@ -47,20 +39,24 @@ def facts(label: str, seeds: dict[int, float], ffn: int = 8) -> ArmFacts:
         for seed, value in seeds.items()
     }
     curves = {
-        seed: [
-            {"step": step, "tokens": step * 10, "nats": value, "seconds": step * value}
-            for step in range(1, 201)
-        ]
+        seed: [LoggedRow(step, tokens=step * 10, nats=value, seconds=step * value) for step in range(1, 201)]
         for seed, value in seeds.items()
     }
     return ArmFacts(
         label,
         label,
-        record,
+        spec,
         len(seeds),
         results,
         [Cost(tokens_per_second=1e5, train_seconds=2.0)],
         curves,
+    )
+
+
+def with_rules(training: dict[str, Any]) -> RunSpec:
+    rules, decay = recorded_rules(training)
+    return run_spec(
+        training=TrainSettings(tokens=1000, batch=10, circuit_lr=rules, circuit_decay=decay)  # type: ignore[arg-type]
     )
 
 
@@ -79,22 +75,21 @@ def test_each_point_of_a_curve_has_every_axis() -> None:
     assert last["flops"] == 3 * 2000.0 * 2000
     assert last["seconds"] == 200 * (1.0 + 3.0) / 2
     without = facts("a", {1: 1.0})
-    for row in without.curves[1]:
-        del row["seconds"]
+    without.curves[1] = [structs.replace(row, seconds=None) for row in without.curves[1]]
     assert curve_rows([without])[-1]["seconds"] is None
 
 
 def test_the_pareto_front() -> None:
     arms = [facts("cheap", {1: 3.0}), facts("good", {1: 1.0}), facts("beaten", {1: 3.5, 2: 3.5})]
     for arm, parameters, rate in zip(arms, (50, 100, 60), (10.0, 20.0, 30.0), strict=True):
-        arm.record["parameters"], arm.costs[0] = parameters, Cost(tokens_per_second=rate)
+        arm.spec, arm.costs[0] = run_spec(parameters=parameters), Cost(tokens_per_second=rate)
     means, seeds = cost_rows(arms)
     assert [row["arm"] for row in means if row["front parameters"]] == ["cheap", "good"]
     # Higher speed is better: the slow arm is dominated by a faster and better one, the fastest by none.
     assert [row["arm"] for row in means if row["front rate"]] == ["good", "beaten"]
     assert not any(row["front cache"] for row in means)
     assert len(seeds) == 4
-    assert cost_rows([ArmFacts("a", "a", {}, 0, {}, [], {})]) == ([], [])
+    assert cost_rows([ArmFacts("a", "a", None, 0, {}, [], {})]) == ([], [])
 
 
 def test_equal_and_differing_settings() -> None:
@@ -107,8 +102,8 @@ def test_equal_and_differing_settings() -> None:
 def test_rules_are_shown_with_the_decay_and_drawn_over_the_run() -> None:
     ramp = {"tag": "qk", "kind": "ramp", "start": 1.0, "end": 3.0, "until": 1.0}
     arms = [facts("a", {1: 1.0}), facts("b", {1: 1.0}), facts("old", {1: 1.0})]
-    arms[1].record["training"] |= {"circuit_lr": [ramp], "circuit_decay": "equal"}
-    arms[2].record["training"] |= {"rates": "ffn=0.5"}
+    arms[1].spec = with_rules({"circuit_lr": [ramp], "circuit_decay": "equal"})
+    arms[2].spec = with_rules({"rates": "ffn=0.5"})
     rows = ratio_rows(arms)
     assert {row["arm"] for row in rows} == {"b", "old"}
     assert {row["ratio"] for row in rows if row["arm"] == "old"} == {0.5}
@@ -132,14 +127,14 @@ def test_every_seed_is_shown_and_averages_are_means() -> None:
 
 
 def test_an_arm_without_runs_is_a_row_of_dashes() -> None:
-    row = arm_rows([ArmFacts("a", "a", {}, 0, {}, [], {})])[0]
+    row = arm_rows([ArmFacts("a", "a", None, 0, {}, [], {})])[0]
     assert row["score"] is None
     assert row["parameters"] is None
 
 
 def test_charts_are_valid_vega_lite() -> None:
     arms = [facts("a", {1: 1.0, 2: 3.0}), facts("b", {1: 1.0, 2: 2.0})]
-    arms[0].record["training"] |= {"rates": "ffn=0.5,qk=0"}
+    arms[0].spec = with_rules({"rates": "ffn=0.5,qk=0"})
     contest = Contest("c", "c@1", "nano", "as_is", "tokens")
     tuning = tuple(Rate("c", "nano", "as_is", "a", lr, 2.0 + lr, lr == 1e-3, False) for lr in (1e-3, 2e-3))
     manifest = Manifest(

@@ -20,16 +20,16 @@ from headtohead.report.panels.datasets.tasks import task_rows
 from headtohead.report.panels.training.cost import cost_rows
 from headtohead.report.panels.verdicts import claims
 from headtohead.study.store.manifest import Contest, Manifest
-from tests.results import run_result
+from tests.results import run_result, run_spec
 
 CONTEST = Contest("c", "c@1", "nano", "as_is", "tokens")
 
 
 def arm(label: str, **probes: Any) -> ArmFacts:
-    record = {"parameters": 10, "flops_per_token": 20.0, "cache_bytes_per_token": 4}
+    spec = run_spec(parameters=10, flops_per_token=20.0, cache_bytes_per_token=4)
     results = {seed: run_result(test={"bits_per_byte": 2.0 + seed / 10}) for seed in (1, 2)}
     found = {name.replace("_", ":", 1): value for name, value in probes.items()}
-    return ArmFacts(label, label, record, 2, results, [], {}, found)
+    return ArmFacts(label, label, spec, 2, results, [], {}, found)
 
 
 def test_indicators_have_one_row_per_seed_and_layer_and_name_layers_without_a_map() -> None:

@@ -135,11 +135,11 @@ def _run_status(store: Store, run_id: str, entry: Entry, result: RunResult | Non
     found.tokens = tokens - found.first * batch
     if not found.going:
         found.step = found.steps
-    elif rows := [row for row in run.metrics() if row.get("nats") is not None]:
+    elif rows := [row for row in run.logged_rows() if row.nats is not None]:
         last = rows[-1]
-        found.step = max(found.first, min(last["step"], found.steps))
-        if seconds := last.get("seconds"):
-            found.rate = (last.get("tokens") or last["step"] * batch) / seconds
+        found.step = max(found.first, min(last.step, found.steps))
+        if last.seconds:
+            found.rate = (last.tokens or last.step * batch) / last.seconds
     return found
 
 

@@ -10,14 +10,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headtohead.common.errors import UnreadableFile
+from headtohead.common.logged_row import LoggedRow
 from headtohead.common.memory import gc_paused
 from headtohead.evaluation.stability import final_loss, gradient_tail, spikes, tokens_to_target
 from headtohead.study.judge.statistics import ALPHA, compare_paired
 from headtohead.study.store.manifest import Contest, Manifest
 from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_store import Store
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def contest_stability(
     return found
 
 
-def _target(baseline: list[Row]) -> tuple[float, float] | None:
+def _target(baseline: list[LoggedRow]) -> tuple[float, float] | None:
     """Return the final loss of a run of the baseline and its tokens to it, or None if the run has too few rows."""
     loss = final_loss(baseline)
     tokens = None if loss is None else tokens_to_target(baseline, loss)
@@ -103,7 +102,7 @@ class _Curves:
     """Log of the tokens to the baseline's final loss, for each pair that reached it."""
     theirs: list[float] = field(default_factory=list)
 
-    def add(self, rows: list[Row], target: tuple[float, float] | None) -> None:
+    def add(self, rows: list[LoggedRow], target: tuple[float, float] | None) -> None:
         """Add one run and its pair with the baseline's run, given by that run's final loss and tokens to it."""
         self.spikes.append(spikes(rows))
         if (tail := gradient_tail(rows)) is not None:

@@ -6,7 +6,6 @@ repeats that run. Locks and temporary files of dead processes are removed.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
-from headtohead.common.files import canonical_json, digest_file, write_atomic
+from headtohead.common.files import canonical_json, digest_file
 from headtohead.common.memory import gc_paused
 from headtohead.common.schema import read_document
 from headtohead.study.store.archive import validate_probe
@@ -259,7 +258,7 @@ def _metrics(run: RunDirectory, finished: RunResult | None) -> Iterator[Finding]
         if finished is not None and run.costs().metrics_sha256 == digest_file(path):
             return  # complete lines when the run ended, and the same bytes now
     damage: list[str] = []
-    rows = run.metrics(damage=damage)
+    rows = run.logged_rows(damage=damage)
     if damage and not rows:
         yield _aside(path, _cause(damage[0]), "renamed; the result does not depend on it")
         return
@@ -269,8 +268,7 @@ def _metrics(run: RunDirectory, finished: RunResult | None) -> Iterator[Finding]
         except DamagedFile as error:
             yield Finding(path, _cause(error), "reports leave out its curve; the result is not affected")
     if damage and (finished is not None or run.owner() is None):
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        yield Finding(path, _cause(damage[0]), "those rows are dropped", lambda: write_atomic(path, text))
+        yield Finding(path, _cause(damage[0]), "those rows are dropped", run.keep_rows)
 
 
 def _lock(lock: Path) -> Iterator[Finding]:

@@ -14,6 +14,8 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
+from headtohead.common.logged_row import LoggedRow
+from headtohead.common.typed import LARGEST, Amount, Number
 from headtohead.model.check.gate import GateResult
 from headtohead.study.store.manifest import METRIC
 from headtohead.study.store.run_spec import RunSpec
@@ -21,14 +23,7 @@ from headtohead.study.store.run_spec import RunSpec
 Status = Literal["done", "diverged", "failed", "out of memory"]
 STATUSES: tuple[Status, ...] = ("done", "diverged", "failed", "out of memory")
 SPLITS = ("valid", "test")
-_LARGEST = 1e15
-"""Upper bound of counts and scores; larger values and NaN are invalid."""
-Number = (
-    Annotated[int, Meta(gt=-int(_LARGEST), lt=int(_LARGEST))]
-    | Annotated[float, Meta(gt=-_LARGEST, lt=_LARGEST)]
-)
-_NotNegative = Annotated[int, Meta(ge=0, lt=int(_LARGEST))] | Annotated[float, Meta(ge=0, lt=_LARGEST)]
-_Positive = Annotated[int, Meta(gt=0, lt=int(_LARGEST))] | Annotated[float, Meta(gt=0, lt=_LARGEST)]
+_Positive = Annotated[int, Meta(gt=0, lt=LARGEST)] | Annotated[float, Meta(gt=0, lt=LARGEST)]
 Blocks = NDArray[np.float64]
 """(blocks, 2): [nats, bytes] of a corpus, [sum of the metric, count] of a task."""
 
@@ -133,12 +128,12 @@ class RunResult(Struct, frozen=True, kw_only=True):
 class Cost(Struct, frozen=True):
     """What cost.json says about a run; None: not measured."""
 
-    train_seconds: _NotNegative | None = None
-    score_seconds: _NotNegative | None = None
-    tokens_per_second: _NotNegative | None = None
-    peak_bytes: _NotNegative | None = None
-    micro_batch: _NotNegative | None = None
-    stacked: _NotNegative | None = None
+    train_seconds: Amount | None = None
+    score_seconds: Amount | None = None
+    tokens_per_second: Amount | None = None
+    peak_bytes: Amount | None = None
+    micro_batch: Amount | None = None
+    stacked: Amount | None = None
     """Number of runs in its population."""
     metrics_sha256: str | None = None
 
@@ -223,7 +218,7 @@ def read_score(value: Any, what: str) -> Score:
     except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise ValueError(f"the score of {what} is not a number: {error}") from None
     for part in sums:
-        if not (abs(part) < _LARGEST).all():
+        if not (abs(part) < LARGEST).all():
             raise ValueError(f"the blocks of {what} are not numbers")
         if part[:, 1].min() <= 0:
             raise ValueError(f"a block of {what} has no length")
@@ -262,13 +257,13 @@ def validate_cost(cost: Cost, result: RunResult | None) -> str:
     return f"its {seconds * speed:,.0f} tokens are not the {result.tokens:,} of the result"
 
 
-def validate_metrics(rows: Sequence[Mapping[str, Any]], result: RunResult) -> str:
+def validate_metrics(rows: Sequence[LoggedRow], result: RunResult) -> str:
     """Return how the rows of metrics.jsonl contradict the result of their run, or an empty string."""
     if not rows or result.step is None:
         return ""
     last = rows[-1]
-    if last["step"] > result.step:
-        return f"it has a row of step {last['step']:,}, the result ends at step {result.step:,}"
-    if last["step"] == result.step and last.get("tokens", result.tokens) != result.tokens:
-        return f"it ends with {last['tokens']} tokens, the result with {result.tokens}"
+    if last.step > result.step:
+        return f"it has a row of step {last.step:,}, the result ends at step {result.step:,}"
+    if last.step == result.step and last.tokens not in (None, result.tokens):
+        return f"it ends with {last.tokens} tokens, the result with {result.tokens}"
     return ""

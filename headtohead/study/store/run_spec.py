@@ -13,18 +13,14 @@ from msgspec import Meta, ValidationError, convert
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json, digest
 from headtohead.common.schema import Stored
+from headtohead.common.typed import Amount, Count, Text
 from headtohead.evaluation.cost import FORMULAS
 from headtohead.model.sizes import Settings, Size
 from headtohead.study.numerics import NUMERICS
 from headtohead.training.circuit_rates import recorded_rules
 from headtohead.training.settings import TrainSettings
 
-LARGEST = 10**15
-"""Upper bound of counts and scores in a file; larger values are invalid."""
-Text = Annotated[str, Meta(max_length=10_000)]
 RunId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$", max_length=16)]
-Count = Annotated[int, Meta(ge=0, lt=LARGEST)]
-Amount = Annotated[int, Meta(ge=0, lt=LARGEST)] | Annotated[float, Meta(ge=0, lt=LARGEST)]
 
 
 @dataclass(frozen=True)

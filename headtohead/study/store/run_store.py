@@ -19,9 +19,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
 from headtohead.common.files import (
@@ -34,6 +36,7 @@ from headtohead.common.files import (
     read_text,
     write_atomic,
 )
+from headtohead.common.logged_row import LoggedRow
 from headtohead.common.memory import gc_paused
 from headtohead.common.schema import read_document, write_document
 from headtohead.data.tasks.base import OWN_TOKENS
@@ -51,7 +54,7 @@ from headtohead.study.store.result import (
     validate_metrics,
 )
 from headtohead.study.store.run_spec import InvalidSpec, RunSpec, run_spec_from
-from headtohead.study.store.validation import RUN_ID, is_logged_row, is_stretch, validate_owner
+from headtohead.study.store.validation import RUN_ID, is_stretch, validate_owner
 
 T = TypeVar("T")
 DAMAGED = ".damaged"
@@ -180,31 +183,40 @@ class RunDirectory:
         except MissingFile:
             raise UserError(f"run {self.id} was trained with {name}, but {path} is missing") from None
 
-    def metrics(self, every: int = 1, damage: list[str] | None = None) -> list[dict[str, Any]]:
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the logged rows as JSON values."""
+        return [parse_json(line) for line, _ in self._logged()]
+
+    def logged_rows(self, every: int = 1, damage: list[str] | None = None) -> list[LoggedRow]:
         """Return the logged rows, or every `every`-th row counted back from the last.
 
         Truncated and invalid rows are left out; `damage` receives one message about them.
         """
+        return [row for _, row in self._logged(every, damage)]
+
+    def _logged(self, every: int = 1, damage: list[str] | None = None) -> list[tuple[bytes, LoggedRow]]:
+        """Return the lines of valid rows with their rows."""
         path = self.path / "metrics.jsonl"
         damage = [] if damage is None else damage
         try:
-            text = read_file(path, _LONGEST_METRICS).decode("utf-8", "replace")
+            lines = read_file(path, _LONGEST_METRICS).split(b"\n")
         except MissingFile:
             return []
         except UnreadableFile as error:
             damage.append(str(error))
             return []
-        lines = text.split("\n")
         last = lines.pop()
         if last and (_row(last) is not None or self.owner() is None):  # else it is being written
             lines.append(last)
         if every > 1:
             lines = lines[::-every][::-1]
         try:  # one call for the whole file is three times faster than one per line
-            found = parse_json(f"[{','.join(lines)}]".encode())
-        except (ValueError, RecursionError):
+            found: Sequence[LoggedRow | None] = _ROWS.decode(b"[%b]" % b",".join(lines))
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            found = []
+        if len(found) != len(lines):
             found = [_row(line) for line in lines]
-        rows = [row for row in found if is_logged_row(row)]
+        rows = [(line, row) for line, row in zip(lines, found, strict=True) if row is not None]
         if len(rows) < len(lines):
             damage.append(
                 f"damaged file {path}: {len(lines) - len(rows)} of {len(lines)} rows are truncated or invalid, and "
@@ -214,14 +226,14 @@ class RunDirectory:
 
     def curve(
         self, result: RunResult | None, every: int = 1, damage: list[str] | None = None
-    ) -> list[dict[str, Any]]:
-        """Return the logged rows as `metrics`; raise DamagedFile if they are not those of the run with this result.
+    ) -> list[LoggedRow]:
+        """Return the logged rows as `logged_rows`; raise DamagedFile if they are not those of the run with this result.
 
         None: the run is not finished, and any rows are accepted.
         """
         if result is not None:
             self.check_metrics_unchanged(result)
-        return self.metrics(every, damage)
+        return self.logged_rows(every, damage)
 
     def log(self, row: dict[str, Any]) -> None:
         """Append one row."""
@@ -229,10 +241,13 @@ class RunDirectory:
 
     def rewind(self, step: int) -> None:
         """Drop rows after `step`, and its evaluation, because those steps will be repeated."""
-        path = self.path / "metrics.jsonl"
-        if os.path.lexists(path):
-            rows = [row for row in self.metrics() if (row["step"], "valid" in row) <= (step, False)]
-            write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
+        if os.path.lexists(self.path / "metrics.jsonl"):
+            self.keep_rows(lambda row: (row.step, row.valid is not None) <= (step, False))
+
+    def keep_rows(self, wanted: Callable[[LoggedRow], bool] = lambda row: True) -> None:
+        """Drop the invalid rows and those that are not wanted from metrics.jsonl."""
+        lines = [line + b"\n" for line, row in self._logged() if wanted(row)]
+        write_atomic(self.path / "metrics.jsonl", b"".join(lines))
 
     def reset(self) -> None:
         """Delete everything except the spec, so that the run starts again."""
@@ -256,7 +271,7 @@ class RunDirectory:
         if wanted := self.costs().metrics_sha256:
             problem = "" if digest_file(path) == wanted else "changed since the run ended"
         else:
-            problem = validate_metrics(self.metrics(), result)
+            problem = validate_metrics(self.logged_rows(), result)
         if problem:
             raise DamagedFile(f"damaged file {path}: {problem}")
 
@@ -330,10 +345,14 @@ class RunDirectory:
             raise DamagedFile(f"damaged file {self.weights}: checksum mismatch")
 
 
-def _row(line: str) -> Any:
+_ROW, _ROWS = msgspec.json.Decoder(LoggedRow), msgspec.json.Decoder(list[LoggedRow])
+
+
+def _row(line: bytes) -> LoggedRow | None:
+    """Return the row in a line, or None if it is invalid."""
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
+        return _ROW.decode(line)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
 
 

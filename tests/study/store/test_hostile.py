@@ -11,6 +11,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -22,9 +23,10 @@ import headtohead as h2h
 from headtohead import Study
 from headtohead.common.errors import DamagedFile, NewerFile, UserError
 from headtohead.common.files import canonical_json, digest, verify_checksum, with_checksum
+from headtohead.common.logged_row import LoggedRow
 from headtohead.common.schema import SCHEMA, write_document
 from headtohead.evaluation.stability import final_loss, gradient_tail, spikes, tokens_to_target
-from headtohead.report.gather import ArmFacts, _point, arm_rows, gather
+from headtohead.report.gather import ArmFacts, arm_rows, gather
 from headtohead.report.panels import View
 from headtohead.report.panels.training.circuits import circuit_rows, circuits_over_tokens
 from headtohead.report.panels.training.curves import curve_rows
@@ -121,8 +123,8 @@ def test_any_spec_is_accepted_or_rejected(whole: Path, data: st.DataObject) -> N
         accepted = run_spec_from(spoiled, name if isinstance(name, str) else spec["id"])
     except InvalidSpec:
         return
-    curve = {1: [{"step": 1, "tokens": None, "nats": 1.0}]}
-    assert len(curve_rows([ArmFacts("x", "x", accepted.as_dict(), 1, {}, [], curve)])) == 1
+    curve = {1: [LoggedRow(1, nats=1.0)]}
+    assert len(curve_rows([ArmFacts("x", "x", accepted, 1, {}, [], curve)])) == 1
 
 
 @given(content=st.lists(st.text(max_size=30) | JSON.map(lambda value: json.dumps(value)), max_size=8))
@@ -135,9 +137,7 @@ def test_any_metrics_file_gives_rows_that_a_chart_can_take(
     row = '{"step": 3, "tokens": 768, "nats": 2.5}'
     text = "\n".join([row, *content, row])
     (run.path / "metrics.jsonl").write_bytes(text.encode("utf-8", errors="surrogatepass"))
-    rows = run.metrics()
-    assert rows[0] == json.loads(row)
-    assert all(isinstance(found, dict) and isinstance(found["step"], int) for found in rows)
+    assert run.logged_rows()[0] == LoggedRow(3, tokens=768, nats=2.5)
 
 
 LOGGED = {
@@ -166,15 +166,14 @@ def test_charts_and_tables_take_any_row_and_cost_that_is_read(
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (run.path / "cost.json").write_text(json.dumps(data.draw(mutated(COSTS) | JSON)))
     damage: list[str] = []
-    found, costs = run.metrics(damage=damage), run.costs(damage=damage)
+    found, costs = run.logged_rows(damage=damage), run.costs(damage=damage)
     assert len(damage) <= 2
-    assert all(row in rows for row in found)
     assert bool(damage) >= (len(found) < len(rows))
-    curve = [_point(row) for row in found if row.get("nats") is not None]
+    curve = [row for row in found if row.nats is not None]
     arms = [
         ArmFacts(
-            *("x", "x", first(whole).spec().as_dict(), 1, {}, [costs, read_cost(COSTS)]),
-            {1: curve, 2: [_point(LOGGED)]},
+            *("x", "x", first(whole).spec(), 1, {}, [costs, read_cost(COSTS)]),
+            {1: curve, 2: [msgspec.convert(LOGGED, LoggedRow)]},
         )
     ]
     numbers = [curve_rows(arms), circuit_rows(arms), arm_rows(arms), spikes(found), gradient_tail(found)]
@@ -421,7 +420,7 @@ def test_deeply_nested_json_is_damage(mine: Path) -> None:
     (first(mine).path / "result.json").write_text("[" * 10**6)
     assert first(mine).state() == "damaged"
     (first(mine).path / "metrics.jsonl").write_text("[" * 10**6 + "\n" + '{"step": 1}')
-    assert first(mine).metrics() == [{"step": 1}]
+    assert first(mine).logged_rows() == [LoggedRow(1)]
 
 
 def test_a_tokenizer_with_gaps_is_rejected(mine: Path) -> None:
@@ -448,8 +447,8 @@ def test_curves_of_any_numbers_are_drawn(whole: Path) -> None:
     manifest, _ = read_manifest(whole / "study.json")
     arms = gather(whole, manifest, manifest.contests()[0], Store(whole).results([]), [])
     arms[0].curves[1] = [
-        {"step": 2, "tokens": None, "nats": 1e308},
-        {"step": 10**12, "tokens": 5, "nats": -1.0},
+        LoggedRow(2, nats=1e308),
+        LoggedRow(10**12, tokens=5, nats=-1.0),
     ]
     assert all(np.isfinite(row["mean"]) for row in curve_rows(arms))
 
@@ -469,7 +468,7 @@ def test_numbers_too_large_for_a_float_are_damage(whole: Path, tmp_path: Path) -
     with pytest.raises(ValueError, match="are not numbers"):
         read_result(record)
     run.log({"step": 10**400, "nats": 1.0})
-    assert all(row["step"] < 10**9 for row in run.metrics())
+    assert all(row.step < 10**9 for row in run.logged_rows())
 
 
 NEWER = {

@@ -7,6 +7,7 @@ import statistics
 
 import altair as alt
 
+from headtohead.common.logged_row import Circuits, LoggedRow
 from headtohead.report.charts import Chart, Choice, Row, legend, lines, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
@@ -35,14 +36,14 @@ def circuit_rows(arms: list[ArmFacts]) -> list[Row]:
     """Return one row per arm and logged step with all values, mean over seeds; about 80 points per arm."""
     rows = []
     for arm in arms:
-        steps: dict[int, list[Row]] = {}
+        steps: dict[int, list[LoggedRow]] = {}
         for curve in arm.curves.values():
-            logged = [row for row in curve if "circuits" in row]
+            logged = [row for row in curve if row.circuits]
             every = max(1, len(logged) // _POINTS)
             for row in logged[::-1][::every]:
-                steps.setdefault(row["step"], []).append(row)
+                steps.setdefault(row.step, []).append(row)
         for step, found in sorted(steps.items()):
-            values = [_values(row["circuits"]) for row in found]
+            values = [_values(row.circuits) for row in found if row.circuits]
             means = {
                 name: statistics.fmean(known)
                 if (known := [row[name] for row in values if name in row])
@@ -50,12 +51,12 @@ def circuit_rows(arms: list[ArmFacts]) -> list[Row]:
                 for name in VALUES
             }
             if any(mean is not None for mean in means.values()):  # a model without attention has none of them
-                tokens = found[0].get("tokens") or step
+                tokens = found[0].tokens or step
                 rows.append({"arm": arm.label, "tokens": tokens} | means)
     return rows
 
 
-def _values(circuits: dict[str, dict[str, list[float | None]]]) -> dict[str, float]:
+def _values(circuits: Circuits) -> dict[str, float]:
     """Return the values of one logged row over its layers."""
     found = {}
     for name in VALUES:

@@ -48,16 +48,17 @@ def cost_rows(
 
     `front NAME` is whether the arm is on the Pareto front of score and that cost.
     """
-    means, seeds = [], []
+    means: list[Row] = []
+    seeds: list[Row] = []
     worth = 1 if measure.better == "lower" else -1
     for arm in arms:
         scores = arm.scores(measure.name)
-        if not scores or not arm.record:
+        if not scores or arm.spec is None:
             continue
         costs = {
-            "parameters": arm.record["parameters"],
-            "flops": arm.record["flops_per_token"],
-            "cache": arm.record.get("cache_bytes_per_token"),
+            "parameters": arm.spec.parameters,
+            "flops": arm.spec.flops_per_token,
+            "cache": arm.spec.cache_bytes_per_token,
             "rate": arm.mean_cost("tokens_per_second"),
             "decode": _decode_rate(arm),
         }

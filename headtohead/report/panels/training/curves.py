@@ -48,25 +48,27 @@ def curve_rows(arms: list[ArmFacts]) -> list[Row]:
         per_byte = arm.tokens_per_byte()
         binned: dict[int, dict[int, list[float]]] = {}
         clock: dict[int, dict[int, float]] = {}
-        last = max((row["step"] for curve in arm.curves.values() for row in curve), default=0)
+        last = max((row.step for curve in arm.curves.values() for row in curve), default=0)
         width = max(1, math.ceil(last / _CURVE_POINTS))
-        tokens = {row["step"]: row.get("tokens") for curve in arm.curves.values() for row in curve}
+        tokens = {row.step: row.tokens for curve in arm.curves.values() for row in curve}
         for seed, curve in arm.curves.items():
             for row in curve:
-                bin_ = -(-row["step"] // width)
-                binned.setdefault(bin_, {}).setdefault(seed, []).append(row["nats"] / math.log(2) * per_byte)
-                if row.get("seconds") is not None:
-                    clock.setdefault(bin_, {})[seed] = row["seconds"]
+                assert row.nats is not None
+                bin_ = -(-row.step // width)
+                binned.setdefault(bin_, {}).setdefault(seed, []).append(row.nats / math.log(2) * per_byte)
+                if row.seconds is not None:
+                    clock.setdefault(bin_, {})[seed] = row.seconds
         for bin_, seeds in sorted(binned.items()):
+            assert arm.spec is not None
             means = [statistics.fmean(values) for values in seeds.values()]
             seconds = clock.get(bin_, {})
             step = min(bin_ * width, last)
-            count = tokens.get(step) or step * arm.record["training"]["batch"]
+            count = tokens.get(step) or step * arm.spec.training.batch
             rows.append(
                 {
                     "arm": arm.label,
                     "tokens": count,
-                    "flops": _BACKWARD * arm.record["flops_per_token"] * count,
+                    "flops": _BACKWARD * arm.spec.flops_per_token * count,
                     "seconds": statistics.fmean(seconds.values()) if len(seconds) == len(seeds) else None,
                     "mean": statistics.fmean(means),
                     "low": min(means),

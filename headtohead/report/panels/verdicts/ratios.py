@@ -7,7 +7,6 @@ import altair as alt
 from headtohead.report.charts import Row, layered, legend, named, rule, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
-from headtohead.training.circuit_rates import recorded_rules
 
 _RATIO_POINTS = 200
 
@@ -38,11 +37,12 @@ def ratio_rows(arms: list[ArmFacts]) -> list[Row]:
     """Return the ratio of every rule on a circuit's learning rate, at about 200 steps of the run."""
     rows = []
     for arm in arms:
-        training = arm.record.get("training", {})
-        steps = max(1, training.get("tokens", 0) // training.get("batch", 1))
-        rules, decay = recorded_rules(training)
-        for one in rules:
+        if arm.spec is None:
+            continue
+        training = arm.spec.training
+        steps = max(1, training.tokens // training.batch)
+        for one in training.circuit_lr:
             for step in sorted({(steps - 1) * point // _RATIO_POINTS for point in range(_RATIO_POINTS + 1)}):
-                row = {"arm": arm.label, "rule": one.words(), "lr x decay": decay}
-                rows.append(row | {"tokens": step * training["batch"], "ratio": one.ratio(step, steps)})
+                row = {"arm": arm.label, "rule": one.words(), "lr x decay": training.circuit_decay}
+                rows.append(row | {"tokens": step * training.batch, "ratio": one.ratio(step, steps)})
     return rows
