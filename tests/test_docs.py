@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -153,8 +154,8 @@ def test_the_probe_in_contributing_measures() -> None:
     model = Decoder(size, parse_layout("standard").layers(size.layers), seed=1)
     probe = names["PROBE"]
     found = probe.measure(SimpleNamespace(model=model), "")
-    assert probes_base.fits(found, probe.form)
-    assert len(found["norms"]) == size.layers
+    assert msgspec.convert(msgspec.to_builtins(found), probe.form) == found
+    assert len(found.norms) == size.layers
 
 
 def test_the_panel_in_contributing_is_drawn() -> None:

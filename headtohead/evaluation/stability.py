@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headtohead.common.logged_row import LoggedRow
+from headtohead.evaluation.logged_row import LoggedRow
 
 SPIKE_ROWS = 20
 SPIKE_DEVIATIONS = 6.0

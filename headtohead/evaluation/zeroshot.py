@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from headtohead.common.typed import Number
 from headtohead.data.tasks.zeroshot import Task
 from headtohead.data.text import Array
 from headtohead.data.tokenizers import Tokenizer
@@ -28,18 +29,18 @@ class TaskScore:
 
     task: str
     n: int
-    accuracy: float
+    accuracy: Number
     """Fraction of examples whose answer is the likeliest choice or is generated exactly; a tie of k counts 1/k."""
-    standard_error: float | None
+    standard_error: Number | None
     """Over examples; None for one example."""
-    accuracy_by_bytes: float | None
+    accuracy_by_bytes: Number | None
     """Accuracy with each choice's log-likelihood divided by its bytes; None for exact tasks."""
-    standard_error_by_bytes: float | None
-    chance: float
+    standard_error_by_bytes: Number | None
+    chance: Number
     """Accuracy of a uniform guess among the choices, or of every token of the answer to generate."""
-    one_answer: float | None
+    one_answer: Number | None
     """Accuracy of the best constant answer; None if examples differ in their choices."""
-    nats: float
+    nats: Number
     """Mean nats of the complete right answer."""
     cut: int
     """Examples whose context was truncated on the left to fit the model's."""

@@ -8,22 +8,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headtohead.common.errors import UnreadableFile
-from headtohead.common.logged_row import LoggedRow
 from headtohead.common.memory import gc_paused
 from headtohead.common.numbers import short_count, short_time
+from headtohead.evaluation.logged_row import LoggedRow
 from headtohead.evaluation.tasks import MARGINS
 from headtohead.study.judge.verdict import Verdict
+from headtohead.study.probes import Found
 from headtohead.study.store.manifest import METRIC, Contest, Manifest
 from headtohead.study.store.result import NO_COST, Cost, RunResult, Score
 from headtohead.study.store.run_spec import RunSpec
-from headtohead.study.store.run_store import Store, read_probe
+from headtohead.study.store.run_store import Store
 from headtohead.training.circuit_rates import with_words
 from headtohead.training.trainer import LOGGED_POINTS
 
 Row = dict[str, Any]
+T = TypeVar("T")
 Results = Mapping[str, RunResult]
 """By run id."""
 _ROWS_READ = 100_000
@@ -45,7 +47,7 @@ class ArmFacts:
     costs: list[Cost]
     curves: dict[int, list[LoggedRow]]
     """Rows with a loss, by seed."""
-    probes: dict[str, dict[int, Row]] = field(default_factory=dict)
+    probes: dict[str, dict[int, Found]] = field(default_factory=dict)
     """Probe results by probe name and seed."""
 
     def finished(self) -> dict[int, Score]:
@@ -62,12 +64,12 @@ class ArmFacts:
         score = next(iter(self.finished().values()), None)
         return 1.0 if score is None or score.of_task else score.values["tokens"] / score.values["bytes"]
 
-    def found(self, probe: str) -> dict[int, list[Row]]:
-        """Return the results of a probe by seed, with any arguments after its name; empty results are left out."""
-        rows: dict[int, list[Row]] = {}
-        for name, seeds in self.probes.items():
-            for seed, row in seeds.items() if name.partition(":")[0] == probe else ():
-                if "none" not in row:
+    def found(self, kind: type[T]) -> dict[int, list[T]]:
+        """Return the results of a probe, which are of type `kind`, by seed; it may be taken with several arguments."""
+        rows: dict[int, list[T]] = {}
+        for seeds in self.probes.values():
+            for seed, row in seeds.items():
+                if isinstance(row, kind):
                     rows.setdefault(seed, []).append(row)
         return dict(sorted(rows.items()))
 
@@ -131,7 +133,7 @@ def gather(
                     facts.spec = run.spec()
             for name in manifest.probes if run_id in results else ():
                 with _noted(damage):
-                    if (found := read_probe(run, name)) is not None:
+                    if (found := run.probe(name)) is not None:
                         facts.probes.setdefault(name, {})[seed] = found
             if (cost := run.costs(results.get(run_id), damage)) != NO_COST:
                 facts.costs.append(cost)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headtohead.common.logged_row import LoggedRow
+from headtohead.evaluation.logged_row import LoggedRow
 from headtohead.evaluation.stability import final_loss, gradient_tail, spikes, tokens_to_target
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import pytest
 
 pytest.importorskip("altair")
 
+from headtohead.evaluation.loss import Score
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels import View
 from headtohead.report.panels.datasets import corpora, matrix
 from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.transfer_matrix import Cell, corpus_matrix
 from headtohead.study.judge.verdict import study_verdicts
+from headtohead.study.probes.corpora import EvaluatedCorpus
 from headtohead.study.store.manifest import Contest, Entry, Manifest
 from tests.results import run_result
 
@@ -49,8 +52,8 @@ def views(corpora_given: list[str], gain: float, statistics: bool = True) -> lis
                 mine = 3.0 + 0.1 * seed - arm * (gain + 0.001 * seed)
                 results[run] = run_result(test=score(mine))
                 other = DIALS[1 - index]
-                there = {"label": other, "content": "x", "score": score(mine - arm * gain)}
-                probes[run] = {PROBE: {other: there}}
+                there = Score(**score(mine - arm * gain))
+                probes[run] = {other: EvaluatedCorpus(other, "x", there)}
     numbers = dict.fromkeys(contests[i].corpus for i in range(len(contests))) if statistics else {}
     manifest = Manifest(
         "study",
@@ -70,7 +73,7 @@ def views(corpora_given: list[str], gain: float, statistics: bool = True) -> lis
         for text, label in ARMS:
             runs = manifest.runs(contest, label)
             arm = ArmFacts(label, text, None, 3, {seed: results[run] for seed, run in runs.items()}, [], {})
-            arm.probes = {PROBE: {seed: probes[run][PROBE] for seed, run in runs.items()}}
+            arm.probes = {PROBE: {seed: probes[run] for seed, run in runs.items()}}
             facts.append(arm)
         rows = [row for row in verdicts if row.of(contest)]
         found.append(
@@ -133,7 +136,7 @@ def test_without_other_corpora_there_is_no_panel() -> None:
 def test_a_non_numeric_score_is_left_out() -> None:
     broken = views(DIALS, 0.1)
     for found in broken[0].arms[1].probes[PROBE].values():
-        found[DIALS[1]]["score"]["bits_per_byte"] = "low"
+        found[DIALS[1]].score.__dict__["bits_per_byte"] = math.nan
     rows = matrix.matrix_rows(cells_of(broken))
     assert [(row["arm"][-4:], row["evaluated"][-4:]) for row in rows] == [
         ("0/64", "0/64"),

@@ -16,6 +16,7 @@ from headtohead import Study
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels import View
 from headtohead.report.panels.attention import explain, heat
+from headtohead.study.probes import read_found
 from headtohead.study.store.manifest import Contest, Manifest
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
@@ -25,27 +26,46 @@ CONTEST = Contest("t", "t", "nano", "as_is", "tokens")
 def found(
     mass: float, *, names: tuple[str, ...] = ("rollout", "gradient"), marked: int = 4
 ) -> dict[str, Any]:
-    counts = [[1, 0], [0, marked - 1]]
+    counts = [[1, 0], [0, max(0, marked - 1)]]
+    lost = dict.fromkeys(("comprehensiveness", "sufficiency", "aopc_sufficiency"))
+    above = {"10": 75.0, "33": 50.0, "50": None}
     one = {
         "mass": mass,
-        "confidence": {"10": 75.0, "33": 50.0, "50": None},
+        "over_uniform": None,
+        **dict.fromkeys(("confidence", "confidence_correct", "confidence_all"), above),
+        **lost,
         "aopc_comprehensiveness": 0.3,
+        "above_chance": lost | {"aopc_comprehensiveness": 0.2},
         "heat_maps": {"common": {"edges": [0.0, 0.5, 1.0], "counts": counts}},
     }
+    layer = {"entropy": None, "sink": None}
     return {
+        "task": "t",
         "examples": 4,
         "marked": marked,
+        **dict.fromkeys(("marked_share", "accuracy", "right"), 0.5),
+        "published": {},
+        "mean": layer,
         "uniform": 0.25,
         "signed_layers": [],
         "without_map": [] if "rollout" in names else ["layer 2 (no_attention)"],
-        "layers": {"1": {}, "2": {}},
+        "layers": {"1": layer, "2": layer},
         "explanations": dict.fromkeys(names, one),
-        "chance": {"aopc_comprehensiveness": 0.1},
+        "chance": lost | {"aopc_comprehensiveness": 0.1},
     }
 
 
 def arm(label: str, *seeds: dict[str, Any], name: str = "explain:4") -> ArmFacts:
-    return ArmFacts(label, label, None, 2, {}, [], {}, {name: dict(enumerate(seeds, 1))})
+    return ArmFacts(
+        label,
+        label,
+        None,
+        2,
+        {},
+        [],
+        {},
+        {name: {seed: read_found(name, one) for seed, one in enumerate(seeds, 1)}},
+    )
 
 
 def view(*arms: ArmFacts) -> View:

@@ -9,7 +9,7 @@ from msgspec import structs
 
 pytest.importorskip("altair")
 
-from headtohead.common.logged_row import LoggedRow
+from headtohead.evaluation.logged_row import LoggedRow
 from headtohead.model.sizes import SIZES
 from headtohead.report import gather
 from headtohead.report.gather import ArmFacts, arm_rows, configuration, drawn_labels

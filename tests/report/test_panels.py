@@ -19,6 +19,7 @@ from headtohead.report.panels.attention.skip import skip_rows
 from headtohead.report.panels.datasets.tasks import task_rows
 from headtohead.report.panels.training.cost import cost_rows
 from headtohead.report.panels.verdicts import claims
+from headtohead.study.probes import read_found
 from headtohead.study.store.manifest import Contest, Manifest
 from tests.results import run_result, run_spec
 
@@ -28,7 +29,10 @@ CONTEST = Contest("c", "c@1", "nano", "as_is", "tokens")
 def arm(label: str, **probes: Any) -> ArmFacts:
     spec = run_spec(parameters=10, flops_per_token=20.0, cache_bytes_per_token=4)
     results = {seed: run_result(test={"bits_per_byte": 2.0 + seed / 10}) for seed in (1, 2)}
-    found = {name.replace("_", ":", 1): value for name, value in probes.items()}
+    found = {
+        name: {seed: read_found(name, value) for seed, value in seeds.items()}
+        for name, seeds in ((name.replace("_", ":", 1), seeds) for name, seeds in probes.items())
+    }
     return ArmFacts(label, label, spec, 2, results, [], {}, found)
 
 
@@ -37,7 +41,7 @@ def test_indicators_have_one_row_per_seed_and_layer_and_name_layers_without_a_ma
         {"layer": 1, "mechanism": "token_mlp", "none": "no map"},
         {"layer": 2, "mechanism": "standard", "signed": True, "values": {"sink": 0.5}},
     ]
-    found = {"windows": 4, "layers": layers}
+    found = {"windows": 4, "layers": layers, "mean": {}, "log_largest_score": None}
     rows, missing, windows = indicator_rows(
         [arm("a", indicators={1: found, 2: found}), arm("b", indicators={1: {"none": "no map"}}), arm("c")]
     )
@@ -67,15 +71,19 @@ def test_maps_are_of_the_first_seed_and_a_large_study_leaves_arms_out() -> None:
 
 
 def test_scores_of_several_probes_are_joined() -> None:
-    def score(accuracy: float) -> dict[str, Any]:
-        return {"accuracy": accuracy, "standard_error": None, "chance": 0.5, "n": 4}
+    def scores(name: str, accuracy: float) -> dict[str, Any]:
+        unknown = dict.fromkeys(
+            ("standard_error", "accuracy_by_bytes", "standard_error_by_bytes", "one_answer")
+        )
+        known = {"task": "x", "accuracy": accuracy, "chance": 0.5, "n": 4, "nats": 1.0, "cut": 0}
+        return {"tasks": {name: known | unknown}, "mean": {"accuracy": accuracy, "chance": 0.5}}
 
     rows = task_rows(
         [
             arm(
                 "a",
-                tasks_copa={1: {"tasks": {"copa": score(0.25)}}},
-                tasks_rte={1: {"tasks": {"rte": score(0.75)}}},
+                tasks_copa={1: scores("copa", 0.25)},
+                tasks_rte={1: scores("rte", 0.75)},
             )
         ]
     )
@@ -86,10 +94,10 @@ def test_scores_of_several_probes_are_joined() -> None:
 
 
 def test_skipped_layers_without_a_number_are_left_out() -> None:
-    part = {"block": {"rise": 0.5}, "attention": {"rise": None}, "layers": [1]}
-    rows = skip_rows(
-        [arm("a", skip={1: {"variant": part, "standard": part}}), arm("b", skip={1: {"none": "x"}})]
-    )
+    block, attention = ({"bits_per_byte": 2.0, "rise": rise} for rise in (0.5, None))
+    part = {"block": block, "attention": attention, "layers": [1]}
+    found = {"tokens": 9, "whole": 1.5, "variant": part, "standard": part}
+    rows = skip_rows([arm("a", skip={1: found}), arm("b", skip={1: {"none": "x"}})])
     assert [(row["skipped"], row["value"]) for row in rows] == [
         ("variant layers", 0.5),
         ("standard layers", 0.5),
@@ -97,9 +105,9 @@ def test_skipped_layers_without_a_number_are_left_out() -> None:
 
 
 def test_decode_speed_is_a_cost_and_higher_is_better() -> None:
-    means, _ = cost_rows(
-        [arm("slow", decode={1: {"headline": 5.0}}), arm("fast", decode={1: {"headline": 9.0}}), arm("none")]
-    )
+    found = {"device": "cpu", "cached": True, "context": 8, "tokens_per_second": {}, "bytes": None}
+    slow, fast = (found | {"headline": rate} for rate in (5.0, 9.0))
+    means, _ = cost_rows([arm("slow", decode={1: slow}), arm("fast", decode={1: fast}), arm("none")])
     assert [row["decode"] for row in means] == [5.0, 9.0, None]
     assert [row["front decode"] for row in means] == [False, True, False]
 

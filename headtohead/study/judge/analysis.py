@@ -15,7 +15,7 @@ from headtohead.study.judge.verdict import Verdict
 from headtohead.study.probes import Found
 from headtohead.study.store.manifest import Contest, Manifest
 from headtohead.study.store.result import RunResult
-from headtohead.study.store.run_store import Store, read_probe
+from headtohead.study.store.run_store import Store
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,6 @@ class Analysis:
     def probe(self, run: str, name: str) -> Found | None:
         """Return a run's probe result; a damaged file gives None, and the page names it."""
         try:
-            return None if self.store is None else read_probe(self.store.run(run), name)
+            return None if self.store is None else self.store.run(run).probe(name)
         except DamagedFile:
             return None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import to_builtins
+
 from headtohead.common.errors import DamagedFile
 from headtohead.study.judge.intervals import over_seeds
+from headtohead.study.probes.explain import Explained
 from headtohead.study.store.manifest import Contest, Manifest
 from headtohead.study.store.result import RunResult
-from headtohead.study.store.run_store import Store, read_probe
+from headtohead.study.store.run_store import Store
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,10 @@ def study_explanations(
         for _, label in manifest.arms:
             found = {}
             for seed, run in manifest.runs(contest, label).items():
-                try:
-                    one = read_probe(store.run(run), names[0]) if run in results else None
-                except DamagedFile:
-                    continue
-                if one is not None and "none" not in one:
-                    found[seed] = one
+                with suppress(DamagedFile):
+                    one = store.run(run).probe(names[0]) if run in results else None
+                    if isinstance(one, Explained):
+                        found[seed] = to_builtins(one)
             if found:
                 rows.append(ArmExplanation(contest, label, tuple(found), over_seeds(list(found.values()))))
     return rows

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headtohead.common.errors import UnreadableFile
-from headtohead.common.logged_row import LoggedRow
 from headtohead.common.memory import gc_paused
+from headtohead.evaluation.logged_row import LoggedRow
 from headtohead.evaluation.stability import final_loss, gradient_tail, spikes, tokens_to_target
 from headtohead.study.judge.statistics import ALPHA, compare_paired
 from headtohead.study.store.manifest import Contest, Manifest

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from headtohead.common.errors import DamagedFile
 from headtohead.study.judge.verdict import Verdict, study_verdicts
-from headtohead.study.probes.corpora import NAME
+from headtohead.study.probes.corpora import NAME, EvaluatedCorpus
 from headtohead.study.store.manifest import Contest, Manifest
 from headtohead.study.store.result import RunResult, Score, read_score
 from headtohead.study.store.run_store import Store
 
-Probes = Mapping[str, Mapping[str, Any]]
-"""Probe results by run and probe name."""
+Probes = Mapping[str, Mapping[str, EvaluatedCorpus]]
+"""Results of the probe by run and corpus."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,12 @@ def places(cells: Iterable[Cell]) -> dict[Contest, str]:
 def read_probes(store: Store, manifest: Manifest, results: Mapping[str, RunResult]) -> Probes:
     """Return the scores of a study's runs on other corpora; runs with a damaged file are left out."""
     names = [name for name in manifest.probes if name.startswith(f"{NAME}:")]
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, EvaluatedCorpus]] = {}
     for run_id in results if names else ():
         for name in names:
-            try:
-                if (probe := store.run(run_id).probe(name)) is not None:
-                    found.setdefault(run_id, {})[name] = probe
-            except DamagedFile:
-                continue
+            with suppress(DamagedFile):
+                if isinstance(probe := store.run(run_id).probe(name), dict):
+                    found.setdefault(run_id, {}).update(probe)
     return found
 
 
@@ -99,13 +97,12 @@ class _Evaluated:
     score: Score
 
 
-def _scores(found: Mapping[str, Any]) -> dict[str, _Evaluated]:
+def _scores(found: Mapping[str, EvaluatedCorpus]) -> dict[str, _Evaluated]:
     """Return the valid scores of a run by corpus label."""
     scores = {}
-    for probe, corpora in found.items():
-        for name, row in corpora.items() if probe.startswith(f"{NAME}:") else ():
-            with suppress(ValueError, KeyError, TypeError):
-                scores[str(row["label"])] = _Evaluated(str(row["content"]), read_score(row["score"], name))
+    for name, row in found.items():
+        with suppress(ValueError):
+            scores[row.label] = _Evaluated(row.content, read_score(vars(row.score), name))
     return scores
 
 

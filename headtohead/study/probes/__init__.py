@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from headtohead.common.errors import UserError, unknown
 from headtohead.study.probes import corpora, decode, explain, indicators, maps, positions, skip, tasks
-from headtohead.study.probes.base import NONE, Found, Probe, Subject, fits, number_at
+from headtohead.study.probes.base import Found, Probe, Subject, Unavailable, number_at
 
 PROBES: dict[str, Probe] = {
     "positions": positions.PROBE,
@@ -70,23 +72,26 @@ def take(name: str, subject: Subject) -> Found:
         subject.model.train(was_training)
 
 
-def is_valid(name: str, found: Any) -> bool:
-    """Return whether a value has the form of the probe's result."""
+def read_found(name: str, value: Any) -> Found:
+    """Return the stored result of a probe; raise ValueError if it is invalid."""
     short = name.partition(":")[0]
-    return short in PROBES and (fits(found, NONE) or fits(found, PROBES[short].form))
+    if short not in PROBES:
+        raise ValueError(f"no probe {short[:80]}")
+    missing = isinstance(value, dict) and "none" in value
+    found: Found = msgspec.convert(value, Unavailable if missing else PROBES[short].form)
+    return found
 
 
 __all__ = [
-    "NONE",
     "PROBES",
     "Found",
     "Probe",
     "Subject",
+    "Unavailable",
     "check_probes_apply",
     "check_probes_ready",
-    "fits",
-    "is_valid",
     "number_at",
     "probe_names",
+    "read_found",
     "take",
 ]

@@ -6,27 +6,34 @@ missing or damaged. Its result is stored in the run directory as probes/NAME.jso
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import is_number
+from headtohead.common.typed import Number
 from headtohead.data.shards import Prepared
 from headtohead.data.tasks.base import Task
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.model.decoder import Decoder
 
-Found = dict[str, Any]
-NONE = {"none": str}
-"""The form of a probe's result if there is nothing to measure: the reason."""
-NUMBER = (float, None)
+Found = Struct | Mapping[str, Struct]
+"""The result of a probe: its own Struct, or one for each of several things measured, or `Unavailable`."""
+Maybe = Number | None
 """A number, or null if undefined."""
-_LARGEST = 1e15
+
+
+class Unavailable(Struct, frozen=True):
+    """The result of a probe on a run that has nothing to measure."""
+
+    none: str
+    """The reason."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class Probe:
     about: str
     measure: Callable[[Subject, str], Found]
     form: Any
-    """The form of its result, in the notation of `fits`."""
+    """The type of its result; a stored one is read with msgspec."""
     check: Callable[[str], str] | None = None
     """Returns the argument in canonical form or raises UserError; None: the probe takes no argument."""
     argument: str = ""
@@ -104,34 +111,8 @@ def whole_number(argument: str, probe: str, what: str, usual: int, most: int) ->
     return "" if not argument or int(argument) == usual else str(int(argument))
 
 
-def fits(value: Any, form: Any) -> bool:
-    """Return whether a value from an untrusted file has the given form.
-
-    float, int, str and bool are values of that type, with numbers finite and below 1e15; None is null; [form] is a list
-    of `form`; a tuple lists alternatives; {"a": form} is a table with at least these keys; {str: form} is a table in
-    which every value has `form`.
-    """
-    if isinstance(form, tuple):
-        return any(fits(value, one) for one in form)
-    if isinstance(form, list):
-        return isinstance(value, list) and all(fits(item, form[0]) for item in value)
-    if isinstance(form, dict):
-        if not isinstance(value, dict):
-            return False
-        if str in form:
-            return all(fits(item, form[str]) for item in value.values())
-        return all(key in value and fits(value[key], one) for key, one in form.items())
-    if form is None:
-        return value is None
-    if form is float:
-        return is_number(value) and abs(value) < _LARGEST
-    return type(value) is form and (form is not int or abs(value) < _LARGEST)
-
-
 def number_at(found: Any, path: str) -> float | None:
     """Return the number at a path such as `mean.sink`, or None if there is none."""
     for key in path.split("."):
-        if not isinstance(found, dict) or key not in found:
-            return None
-        found = found[key]
-    return float(found) if fits(found, float) else None
+        found = found.get(key) if isinstance(found, dict) else getattr(found, key, None)
+    return float(found) if is_number(found) else None

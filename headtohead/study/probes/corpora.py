@@ -5,19 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec import Struct
+
 from headtohead.common.choices import split_outside
 from headtohead.common.files import digest
 from headtohead.common.progress import part_of
 from headtohead.data.corpora import check_known, find_corpus, stable_name
 from headtohead.data.shards import Split, cache_dir, tokens_of
 from headtohead.data.tokenizers import Tokenizer
-from headtohead.evaluation.loss import score_split
+from headtohead.evaluation.loss import Score, score_split
 from headtohead.study.probes.base import Found, Probe, Subject
 
 NAME = "corpora"
 _KEPT = 8
 _SPLITS: dict[tuple[str, str, str], tuple[Split, str, str]] = {}
 """The last few test splits, by corpus, tokenizer and data directory."""
+
+
+class EvaluatedCorpus(Struct, frozen=True):
+    """The result on one corpus."""
+
+    label: str
+    content: str
+    """Hash of the text."""
+    score: Score
 
 
 def argument(corpora: tuple[str, ...]) -> str:
@@ -47,7 +58,7 @@ def _ready(given: str, data_dir: str | Path | None) -> None:
 def _measure(subject: Subject, given: str) -> Found:
     names = split_outside(given, ",")
     others = [name for name in names if name != subject.source]
-    found: Found = {}
+    found: dict[str, EvaluatedCorpus] = {}
     for index, name in enumerate(others):
         shown = part_of(subject.progress, index, index + 1, len(others))
         split, label, content = _test_split(name, subject.tokenizer, subject.data_dir, shown)
@@ -59,7 +70,7 @@ def _measure(subject: Subject, given: str) -> Found:
             progress=shown,
         )
         # Nats are per token of the run's own tokenizer; bits per byte can be compared between runs.
-        found[name] = {"label": label, "content": content, "score": score.as_dict()}
+        found[name] = EvaluatedCorpus(label, content, score)
     return found
 
 
@@ -81,13 +92,7 @@ def _test_split(
 PROBE = Probe(
     "bits per byte on the test splits of other corpora, with the run's own tokenizer",
     _measure,
-    {
-        str: {
-            "label": str,
-            "content": str,
-            "score": {"nats": float, "bits_per_byte": float, "blocks": [[float]]},
-        }
-    },
+    dict[str, EvaluatedCorpus],
     _check,
     "CORPUS,...; default: all corpora of the study",
     ready=_ready,

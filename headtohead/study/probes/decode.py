@@ -7,18 +7,36 @@ import time
 from collections.abc import Callable
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from headtohead.common.progress import part_of
+from headtohead.common.typed import Count, Number
 from headtohead.model.decoder import Decoder
 from headtohead.model.decoding import one_step
 from headtohead.study.environment import device_name
-from headtohead.study.probes.base import NUMBER, Found, Probe, Subject
+from headtohead.study.probes.base import Found, Maybe, Probe, Subject
 
 BATCHES = (1, 8)
 STEPS = 24
 _WARM = 3
 HEADLINE = "batch 8, full"
+
+
+class DecodeSpeed(Struct, frozen=True, kw_only=True):
+    """The result."""
+
+    device: str
+    threads: int = 0
+    precision: str = ""
+    cached: bool
+    context: Count
+    steps: int = 0
+    tokens_per_second: dict[str, Number]
+    """By batch and fill of the window."""
+    headline: Number
+    bytes: Maybe
+    """Of the weights and of a full cache; None without a cache."""
 
 
 def _measure(subject: Subject, _: str) -> Found:
@@ -37,17 +55,17 @@ def _measure(subject: Subject, _: str) -> Found:
             rates[f"batch {batch}, {name}"] = batch / _seconds(model, prompt, steps, progress)
     weights = sum(value.numel() * value.element_size() for value in model.parameters())
     cache = model.cache_bytes(BATCHES[-1], room, model.readout.dtype)
-    return {
-        "device": device_name(subject.device),
-        "threads": torch.get_num_threads(),
-        "precision": str(model.readout.dtype).removeprefix("torch."),
-        "cached": model.decodable,
-        "context": room,
-        "steps": steps,
-        "tokens_per_second": rates,
-        "headline": rates[HEADLINE],
-        "bytes": None if cache is None else weights + cache,
-    }
+    return DecodeSpeed(
+        device=device_name(subject.device),
+        threads=torch.get_num_threads(),
+        precision=str(model.readout.dtype).removeprefix("torch."),
+        cached=model.decodable,
+        context=room,
+        steps=steps,
+        tokens_per_second=rates,
+        headline=rates[HEADLINE],
+        bytes=None if cache is None else weights + cache,
+    )
 
 
 @torch.inference_mode()
@@ -82,12 +100,5 @@ PROBE = Probe(
     "decode tokens per second of the trained model: greedy, with its cache, batch 1 and 8, window half full and full; "
     "measured on this device",
     _measure,
-    {
-        "device": str,
-        "cached": bool,
-        "context": int,
-        "tokens_per_second": {str: float},
-        "headline": float,
-        "bytes": NUMBER,
-    },
+    DecodeSpeed,
 )

@@ -21,53 +21,88 @@ explanations.E.heat_maps.GRID as edges and counts.
 
 from __future__ import annotations
 
-from headtohead.interpret.faithfulness import THRESHOLDS, explain_model
-from headtohead.study.probes.base import NUMBER, Found, Probe, Subject, whole_number
+from msgspec import UNSET, Struct, UnsetType, convert
+
+from headtohead.common.typed import Count, Number
+from headtohead.interpret.faithfulness import explain_model
+from headtohead.study.probes.base import Found, Maybe, Probe, Subject, whole_number
 
 EXAMPLES = 2000
 """Maximum number, spread evenly over the split and the same for all arms."""
 
 
+class Lost(Struct, frozen=True):
+    """The probability lost when tokens are deleted."""
+
+    comprehensiveness: Maybe
+    aopc_comprehensiveness: Maybe
+    sufficiency: Maybe
+    aopc_sufficiency: Maybe
+
+
+class HeatMap(Struct, frozen=True):
+    """Examples by relevant mass and probability of the correct answer."""
+
+    edges: list[Number]
+    counts: list[list[Count]]
+
+
+class Explanation(Struct, frozen=True):
+    """The numbers of one explanation."""
+
+    heat_maps: dict[str, HeatMap]
+    mass: Maybe
+    over_uniform: Maybe
+    confidence: dict[str, Maybe]
+    confidence_correct: dict[str, Maybe]
+    confidence_all: dict[str, Maybe]
+    comprehensiveness: Maybe
+    aopc_comprehensiveness: Maybe
+    sufficiency: Maybe
+    aopc_sufficiency: Maybe
+    above_chance: Lost
+
+
+class ReadOut(Struct, frozen=True, omit_defaults=True):
+    """Means of the read-out row, and for one layer the indicators of whole maps."""
+
+    entropy: Maybe
+    sink: Maybe
+    indicators: dict[str, Maybe] | UnsetType | None = UNSET
+
+
+class Explained(Struct, frozen=True, kw_only=True):
+    """The result; see the top of this file."""
+
+    task: str
+    examples: Count
+    marked: Count
+    marked_share: Number
+    reads: Count = 0
+    too_short: Count = 0
+    accuracy: Number
+    right: Number
+    uniform: Maybe
+    signed_layers: list[int]
+    without_map: list[str]
+    explanations: dict[str, Explanation]
+    chance: Lost
+    published: dict[str, Maybe]
+    layers: dict[str, ReadOut]
+    mean: ReadOut
+
+
 def _measure(subject: Subject, argument: str) -> Found:
     limit = int(argument or EXAMPLES)
-    return explain_model(subject.model, subject.task, limit=limit, progress=subject.progress).summary()
+    found = explain_model(subject.model, subject.task, limit=limit, progress=subject.progress)
+    return convert(found.summary(), Explained)
 
 
-_ABOVE = dict.fromkeys(THRESHOLDS, NUMBER)
-_LOST = dict.fromkeys(
-    ("comprehensiveness", "sufficiency", "aopc_comprehensiveness", "aopc_sufficiency"), NUMBER
-)
 PROBE = Probe(
     f"where a run trained on a task attends, over {EXAMPLES:,} test examples: attention on relevant tokens, Attention "
     "Confidence, comprehensiveness and sufficiency, compared with gradient and chance",
     _measure,
-    {
-        "task": str,
-        "examples": int,
-        "marked": int,
-        "marked_share": float,
-        "accuracy": float,
-        "right": float,
-        "uniform": NUMBER,
-        "signed_layers": [int],
-        "without_map": [str],
-        "explanations": {
-            str: {
-                "mass": NUMBER,
-                "over_uniform": NUMBER,
-                "confidence": _ABOVE,
-                "confidence_correct": _ABOVE,
-                "confidence_all": _ABOVE,
-                **_LOST,
-                "above_chance": _LOST,
-                "heat_maps": {str: {"edges": [float], "counts": [[int]]}},
-            }
-        },
-        "chance": _LOST,
-        "published": {str: NUMBER},
-        "layers": {str: {"entropy": NUMBER, "sink": NUMBER, "indicators": ({str: NUMBER}, None)}},
-        "mean": {"entropy": NUMBER, "sink": NUMBER},
-    },
+    Explained,
     lambda text: whole_number(text, "explain", "examples", EXAMPLES, 10**6),
     "number of examples",
     amount=True,

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
+from msgspec import Struct
+
+from headtohead.common.typed import Count
 from headtohead.interpret.maps import LayerMap, indicators, layer_maps
-from headtohead.study.probes.base import NUMBER, Found, Probe, Subject, whole_number
+from headtohead.study.probes.base import Found, Maybe, Probe, Subject, Unavailable, whole_number
 
 WINDOWS = 16
+
+
+class LayerIndicators(Struct, frozen=True, omit_defaults=True):
+    """The indicators of one layer, or why it has none."""
+
+    layer: Count
+    mechanism: str = ""
+    none: str = ""
+    signed: bool | None = None
+    values: dict[str, Maybe] | None = None
+
+
+class Indicators(Struct, frozen=True, kw_only=True):
+    """The result; means are over the layers that have a map."""
+
+    windows: Count
+    tokens: int = 0
+    layers: list[LayerIndicators]
+    mean: dict[str, Maybe]
+    log_largest_score: Maybe
 
 
 def _measure(subject: Subject, argument: str) -> Found:
@@ -30,39 +52,28 @@ def _measure(subject: Subject, argument: str) -> Found:
     layers = [_layer(index, *pair) for index, pair in enumerate(zip(last, sums, strict=True), 1)]
     known = [total for total in sums if total]
     if not known:
-        return {"none": layers[0]["none"]}
+        return Unavailable(layers[0].none)
     names = [name for name in known[0] if all(name in total for total in known)]
     peaks = [total["log_largest_score"] for total in known if "log_largest_score" in total]
-    return {
-        "windows": len(windows),
-        "tokens": windows.shape[1],
-        "layers": layers,
-        "mean": {name: sum(total[name] for total in known) / len(known) for name in names},
-        "log_largest_score": max(peaks, default=None),
-    }
+    return Indicators(
+        windows=len(windows),
+        tokens=windows.shape[1],
+        layers=layers,
+        mean={name: sum(total[name] for total in known) / len(known) for name in names},
+        log_largest_score=max(peaks, default=None),
+    )
 
 
-def _layer(index: int, layer: LayerMap, values: dict[str, float]) -> dict[str, Any]:
-    about: dict[str, Any] = {"layer": index, "mechanism": layer.mechanism}
+def _layer(index: int, layer: LayerMap, values: dict[str, float]) -> LayerIndicators:
     if layer.weights is None:
-        return about | {"none": f"{layer.mechanism} gives no attention map"}
-    return about | {"signed": layer.signed, "values": values}
+        return LayerIndicators(index, layer.mechanism, none=f"{layer.mechanism} gives no attention map")
+    return LayerIndicators(index, layer.mechanism, signed=layer.signed, values={**values})
 
 
 PROBE = Probe(
     f"eight indicators of each layer's attention maps over {WINDOWS} held-out windows, and the largest score",
     _measure,
-    {
-        "windows": int,
-        "layers": [
-            (
-                {"layer": int, "mechanism": str, "none": str},
-                {"layer": int, "signed": bool, "values": {str: NUMBER}},
-            )
-        ],
-        "mean": {str: NUMBER},
-        "log_largest_score": NUMBER,
-    },
+    Indicators,
     lambda text: whole_number(text, "indicators", "windows", WINDOWS, 4096),
     "number of windows",
     amount=True,

@@ -3,45 +3,64 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated
 
 import torch
+from msgspec import Meta, Struct
 from torch import Tensor
 from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
+from headtohead.common.typed import LARGEST, Count
 from headtohead.interpret.maps import LayerMap, layer_maps
-from headtohead.study.probes.base import Found, Probe, Subject
+from headtohead.study.probes.base import Found, Probe, Subject, Unavailable
 
 TOKENS = 192
 CELLS = 48
 _SCALE = 1000
 """Weights are stored as integer thousandths."""
+Whole = Annotated[int, Meta(gt=-LARGEST, lt=LARGEST)]
 _CHOICE = re.compile(r"(\d{1,4})\.(\d{1,4})")
+
+
+class HeadMap(Struct, frozen=True):
+    """The map of one head."""
+
+    layer: Count
+    head: Count
+    why: str
+    """Why it is shown."""
+    mechanism: str
+    signed: bool
+    rows: list[list[Whole]]
+    """Weights of a row's cells; masked cells of a causal layer are left out, so that row r has r + 1 cells."""
+
+
+class Maps(Struct, frozen=True):
+    """The result."""
+
+    tokens: list[str]
+    """The texts of the groups of tokens."""
+    group: Count
+    scale: Count
+    maps: list[HeadMap]
+    absent: list[str] = []
+    """Requested heads that do not exist."""
 
 
 def _measure(subject: Subject, argument: str) -> Found:
     (window,) = subject.windows(1, min(TOKENS, subject.model.size.context))
     layers = layer_maps(subject.model, window.unsqueeze(0))
     group = -(-len(window) // CELLS)
-    maps: list[dict[str, Any]] = []
+    maps: list[HeadMap] = []
     for index, layer in enumerate(layers, 1):
         if layer.weights is None:
             continue
         weights = layer.weights[0].double()
         for why, head in _heads(index, layer, weights, argument).items():
             rows = (_SCALE * _pooled(weights[head], group)).round().int().tolist()
-            maps.append(
-                {
-                    "layer": index,
-                    "head": head + 1,
-                    "why": why,
-                    "mechanism": layer.mechanism,
-                    "signed": layer.signed,
-                }
-                # Masked cells of a causal layer are left out: row r has r + 1 cells.
-                | {"rows": [row[: index + 1] for index, row in enumerate(rows)]}
-            )
+            cells = [row[: place + 1] for place, row in enumerate(rows)]
+            maps.append(HeadMap(index, head + 1, why, layer.mechanism, layer.signed, cells))
         subject.progress(index / len(layers))
     if not maps:
         heads = {
@@ -49,18 +68,12 @@ def _measure(subject: Subject, argument: str) -> Found:
         }
         if heads:
             known = ", ".join(f"{index}.1 to {index}.{count}" for index, count in heads.items())
-            return {"none": f"no map for {argument}; this model has {known}"}
-        return {"none": f"{layers[0].mechanism} gives no attention map"}
-    shown = {f"{one['layer']}.{one['head']}" for one in maps}
+            return Unavailable(f"no map for {argument}; this model has {known}")
+        return Unavailable(f"{layers[0].mechanism} gives no attention map")
+    shown = {f"{one.layer}.{one.head}" for one in maps}
     absent = [part for part in argument.split(",") if part and part not in shown]
     pieces = [window[start : start + group].tolist() for start in range(0, len(window), group)]
-    return {
-        "tokens": [subject.tokenizer.decode(piece) for piece in pieces],
-        "group": group,
-        "scale": _SCALE,
-        "maps": maps,
-        "absent": absent,
-    }
+    return Maps([subject.tokenizer.decode(piece) for piece in pieces], group, _SCALE, maps, absent)
 
 
 def _heads(index: int, layer: LayerMap, weights: Tensor, argument: str) -> dict[str, int]:
@@ -108,12 +121,7 @@ PROBE = Probe(
     "attention maps of selected heads on one held-out window: the most local, the most on the first token and the most "
     "spread head of each layer, or the given ones",
     _measure,
-    {
-        "tokens": [str],
-        "group": int,
-        "scale": int,
-        "maps": [{"layer": int, "head": int, "why": str, "mechanism": str, "signed": bool, "rows": [[int]]}],
-    },
+    Maps,
     _check,
     "LAYER.HEAD,...",
 )

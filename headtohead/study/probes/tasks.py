@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import math
 
+from msgspec import Struct
+
 from headtohead.common.errors import UserError
 from headtohead.common.progress import part_of
+from headtohead.common.typed import Number
 from headtohead.data.tasks.zeroshot import ALL, chosen_tasks, find_task
 from headtohead.evaluation.zeroshot import TaskScore, score_examples
-from headtohead.study.probes.base import NUMBER, Found, Probe, Subject
+from headtohead.study.probes.base import Found, Maybe, Probe, Subject
+
+
+class TaskMean(Struct, frozen=True):
+    """The mean over tasks and its distance above chance, absolute and in standard errors."""
+
+    accuracy: Number
+    chance: Number
+    above_chance: Maybe = None
+    errors_above_chance: Maybe = None
+
+
+class TaskScores(Struct, frozen=True):
+    """The result."""
+
+    tasks: dict[str, TaskScore]
+    mean: TaskMean
 
 
 def _measure(subject: Subject, argument: str) -> Found:
@@ -20,25 +39,18 @@ def _measure(subject: Subject, argument: str) -> Found:
         before = sum(score.n for score in scores)
         shown = part_of(subject.progress, before, before + len(task.examples), total)
         scores.append(score_examples(subject.model, task, subject.tokenizer, progress=shown))
-    return {
-        "tasks": {score.task: score.as_dict() for score in scores},
-        "mean": _mean(scores),
-    }
+    return TaskScores({score.task: score for score in scores}, _mean(scores))
 
 
-def _mean(scores: list[TaskScore]) -> dict[str, float | None]:
+def _mean(scores: list[TaskScore]) -> TaskMean:
     """Return the mean over tasks and its distance above chance, absolute and in standard errors."""
     accuracy, chance = (
         sum(getattr(score, name) for score in scores) / len(scores) for name in ("accuracy", "chance")
     )
     errors = [score.standard_error for score in scores if score.standard_error is not None]
     error = math.sqrt(sum(value**2 for value in errors)) / len(scores) if len(errors) == len(scores) else 0.0
-    return {
-        "accuracy": accuracy,
-        "chance": chance,
-        "above_chance": accuracy - chance,
-        "errors_above_chance": (accuracy - chance) / error if error > 0 else None,
-    }
+    above = accuracy - chance
+    return TaskMean(accuracy, chance, above, above / error if error > 0 else None)
 
 
 def _check(argument: str) -> str:
@@ -52,10 +64,7 @@ def _check(argument: str) -> str:
 PROBE = Probe(
     "zero-shot scores on tasks, with chance and standard error",
     _measure,
-    {
-        "tasks": {str: {"accuracy": float, "standard_error": NUMBER, "chance": float, "n": int}},
-        "mean": {"accuracy": float, "chance": float},
-    },
+    TaskScores,
     _check,
     "TASK,... or all; required",
 )

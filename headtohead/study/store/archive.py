@@ -19,7 +19,7 @@ from headtohead.common.errors import MissingFile, UnreadableFile, UserError, fir
 from headtohead.common.files import open_output, open_regular, sync_directory, with_checksum
 from headtohead.common.schema import read_document
 from headtohead.study.probes import PROBES as KINDS
-from headtohead.study.probes import is_valid
+from headtohead.study.probes import read_found
 from headtohead.study.store.history import MAX_BYTES, History, Row, parse_rows
 from headtohead.study.store.history import NAME as HISTORY
 from headtohead.study.store.result import NO_COST, read_cost, validate_cost, validate_match
@@ -115,9 +115,13 @@ def validate_probe(run: RunDirectory, name: str) -> str:
         return "no probe name"
     if problem := validate_owner(value, run.id):
         return problem
-    if run.probe_path(value["probe"]) != run.path / name or not is_valid(value["probe"], value.get("found")):
-        return f"not a result of probe {value['probe'][:80]}"
-    return ""
+    try:
+        if run.probe_path(value["probe"]) == run.path / name:
+            read_found(value["probe"], value.get("found"))
+            return ""
+    except ValueError:
+        pass
+    return f"not a result of probe {value['probe'][:80]}"
 
 
 def _whole(run: RunDirectory) -> bool:

@@ -14,8 +14,8 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from headtohead.common.logged_row import LoggedRow
 from headtohead.common.typed import LARGEST, Amount, Number
+from headtohead.evaluation.logged_row import LoggedRow
 from headtohead.model.check.gate import GateResult
 from headtohead.study.store.manifest import METRIC
 from headtohead.study.store.run_spec import RunSpec

@@ -36,12 +36,12 @@ from headtohead.common.files import (
     read_text,
     write_atomic,
 )
-from headtohead.common.logged_row import LoggedRow
 from headtohead.common.memory import gc_paused
 from headtohead.common.schema import read_document, write_document
 from headtohead.data.tasks.base import OWN_TOKENS
 from headtohead.data.tokenizers import MAX_TOKENIZER, BytePairs, Bytes, Tokenizer
-from headtohead.study.probes import Found, is_valid
+from headtohead.evaluation.logged_row import LoggedRow
+from headtohead.study.probes import Found, read_found
 from headtohead.study.store.lease import Owner, owner_of
 from headtohead.study.store.result import (
     NO_COST,
@@ -286,22 +286,25 @@ class RunDirectory:
 
         return self._facts("environment.json", parse, [], damage)
 
-    def probe(self, name: str) -> dict[str, Any] | None:
+    def probe(self, name: str) -> Found | None:
         """Return the result of a probe, or None if it has not run; raise DamagedFile if damaged."""
         path = self.probe_path(name)
         try:
-            found = self.document(f"{PROBES}/{path.name}")
+            stored = self.document(f"{PROBES}/{path.name}")
         except MissingFile:
             return None
-        if found.get("probe") != name or not isinstance(found.get("found"), dict):
-            raise DamagedFile(f"damaged file {path}: not a result of probe {name}")
-        return dict(found["found"])
+        try:
+            if stored.get("probe") == name:
+                return read_found(name, stored.get("found"))
+        except ValueError:
+            pass
+        raise DamagedFile(f"damaged file {path}: not a valid result of probe {name}")
 
-    def keep_probe(self, name: str, found: dict[str, Any]) -> None:
+    def keep_probe(self, name: str, found: Found) -> None:
         """Write the result of a probe."""
         path = self.probe_path(name)
         path.parent.mkdir(exist_ok=True)
-        self.keep(f"{PROBES}/{path.name}", {"probe": name, "found": found})
+        self.keep(f"{PROBES}/{path.name}", {"probe": name, "found": msgspec.to_builtins(found)})
 
     def probe_path(self, name: str) -> Path:
         """Return the file of a probe: its name and a digest of its argument."""
@@ -455,7 +458,4 @@ def check_trained_weights(folder: RunDirectory) -> None:
 
 def read_probe(run: RunDirectory, name: str) -> Found | None:
     """Return the result of a probe, or None if it has not run; raise DamagedFile if it is invalid."""
-    found = run.probe(name)
-    if found is not None and not is_valid(name, found):
-        raise DamagedFile(f"damaged file {run.probe_path(name)}: not a valid result of probe {name}")
-    return found
+    return run.probe(name)

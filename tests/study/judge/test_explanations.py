@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 import headtohead as h2h
 from headtohead import Study
 from headtohead.cli.main import main
 from headtohead.cli.shared.results import show_verdicts
 from headtohead.common.errors import DamagedFile, UserError
-from headtohead.study.probes import is_valid, number_at
-from headtohead.study.store.run_store import RunDirectory, Store, read_probe
+from headtohead.study.probes import number_at, read_found
+from headtohead.study.probes.explain import Explained, ReadOut
+from headtohead.study.store.run_store import RunDirectory, Store
 
 RECALL, GRAMMAR = "recall:train=60,pairs=3,queries=2", "grammar:train=60"
 TINY: dict[str, Any] = {"tokens": 1500, "batch": 300, "seeds": 2, "lr": 5e-3}
@@ -85,36 +87,35 @@ def run_of(folder: Path, task: str, label: str, seed: int = 1) -> RunDirectory:
 @pytest.mark.parametrize("task", [RECALL, GRAMMAR])
 def test_the_probe_equals_explain(task: str, finished: Path) -> None:
     run = run_of(finished, task, "standard")
-    found = read_probe(run, NAME)
-    assert found is not None
+    found = to_builtins(run.probe(NAME))
     assert (found["task"], found["examples"]) == (task, 5)
     assert found == h2h.explain(run.path, limit=5, device="cpu", quiet=True)
     assert found == h2h.explain(run.path, task, limit=5, device="cpu", quiet=True)
 
 
 def test_every_number_has_a_path(finished: Path) -> None:
-    found = read_probe(run_of(finished, GRAMMAR, "standard"), NAME)
+    found = run_of(finished, GRAMMAR, "standard").probe(NAME)
     assert {path: number_at(found, path) for path in PATHS if number_at(found, path) is None} == {}
 
 
 def test_a_run_without_maps_keeps_the_control(finished: Path) -> None:
-    found = read_probe(run_of(finished, GRAMMAR, "no_attention"), NAME)
-    assert found is not None
-    assert set(found["explanations"]) == {"gradient"}
+    found = run_of(finished, GRAMMAR, "no_attention").probe(NAME)
+    assert isinstance(found, Explained)
+    assert set(found.explanations) == {"gradient"}
     assert number_at(found, "explanations.rollout.mass") is None
-    assert found["mean"] == {"entropy": None, "sink": None}
+    assert found.mean == ReadOut(None, None)
 
 
 def test_a_result_that_lacks_a_number_is_invalid(finished: Path) -> None:
-    found = read_probe(run_of(finished, GRAMMAR, "standard"), NAME)
-    assert found is not None
+    found = to_builtins(run_of(finished, GRAMMAR, "standard").probe(NAME))
     for change in (
         {"accuracy": "high"},
         {"explanations": {"rollout": {"mass": 0.5}}},
         {"layers": {"1": {"entropy": 0.1}}},
         {"chance": {}},
     ):
-        assert not is_valid(NAME, found | change), change
+        with pytest.raises(ValueError, match=r"Expected|missing"):
+            read_found(NAME, found | change)
 
 
 def test_a_damaged_file_is_named_and_the_probe_taken_again(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_damaged_file_is_named_and_the_probe_taken_again(tmp_path: Path) -> No
     good = path.read_bytes()
     path.write_bytes(good.replace(b'"marked": 5', b'"marked": 4').replace(b'"marked":5', b'"marked":4'))
     with pytest.raises(DamagedFile, match="explain"):
-        read_probe(run, NAME)
+        run.probe(NAME)
     race(tmp_path, GRAMMAR, arms=["standard"], probes=[NAME], seeds=1)
     assert path.read_bytes() == good
     assert (run.path / "result.json").read_bytes() == result
@@ -142,7 +143,7 @@ def test_the_task_of_a_run_is_the_default(
     run = run_of(finished, GRAMMAR, "standard")
     with pytest.raises(SystemExit, match="0"):
         main(["explain", str(run.path), "--limit", "5", "--json", "--device", "cpu"])
-    assert json.loads(capsys.readouterr().out) == read_probe(run, NAME)
+    assert json.loads(capsys.readouterr().out) == to_builtins(run.probe(NAME))
     both = [run_of(finished, GRAMMAR, "standard", seed).path for seed in (1, 2)]
     assert h2h.explain(both, limit=5, quiet=True)["accuracy"]["n"] == 2
     other = run_of(finished, RECALL, "standard").path
@@ -165,7 +166,7 @@ def test_seeds_are_averaged_and_shown(
     rows = {(row.contest.corpus_label, row.label): row for row in result.explained()}
     assert len(rows) == 4
     path = "explanations.rollout.mass"
-    each = [number_at(read_probe(run_of(finished, GRAMMAR, "standard", seed), NAME), path) for seed in (1, 2)]
+    each = [number_at(run_of(finished, GRAMMAR, "standard", seed).probe(NAME), path) for seed in (1, 2)]
     row = rows[GRAMMAR, "standard"]
     assert row.seeds == (1, 2)
     assert row.mean(path) == pytest.approx(sum(value or 0.0 for value in each) / 2)

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from headtohead import Study, UserError, evaluate, open_study
 from headtohead.cli.shared.results import show_verdicts
@@ -129,10 +130,9 @@ def test_scores_on_another_text_of_the_same_name_are_left_out(folder: Path, tmp_
     run = store.run(manifest.runs(manifest.contests()[0], "standard")[1])
     name = manifest.probes[0]
     found = run.probe(name)
-    assert found is not None
-    (row,) = found.values()
-    row["content"] = "another text"
-    run.keep_probe(name, found)
+    assert isinstance(found, dict)
+    ((corpus, row),) = found.items()
+    run.keep_probe(name, {corpus: replace(row, content="another text")})
     cells = [cell for cell in open_study(copy).matrix() if cell.trained != cell.evaluated]
     assert sorted({cell.verdict.n for cell in cells}) == [2, 3]
 

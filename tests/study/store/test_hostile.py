@@ -23,8 +23,8 @@ import headtohead as h2h
 from headtohead import Study
 from headtohead.common.errors import DamagedFile, NewerFile, UserError
 from headtohead.common.files import canonical_json, digest, verify_checksum, with_checksum
-from headtohead.common.logged_row import LoggedRow
 from headtohead.common.schema import SCHEMA, write_document
+from headtohead.evaluation.logged_row import LoggedRow
 from headtohead.evaluation.stability import final_loss, gradient_tail, spikes, tokens_to_target
 from headtohead.report.gather import ArmFacts, arm_rows, gather
 from headtohead.report.panels import View

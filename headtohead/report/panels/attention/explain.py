@@ -14,6 +14,7 @@ from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, Table, View, grouped, number
 from headtohead.study.judge.intervals import over_seeds
 from headtohead.study.probes import number_at
+from headtohead.study.probes.explain import Explained
 
 EXPLANATIONS = {
     "rollout": "attention rollout",
@@ -68,29 +69,27 @@ def figure(view: View) -> Figure | None:
         "Dots are seeds, ticks their mean, bars 95 % intervals; diamonds are the random reference: uniform attention, or "
         "deleting random tokens. Right of the diamond: attention is on relevant tokens (first row), and deleting the most "
         "attended tokens lowers the probability of the answer (last row: mean over the top 1, 5, 10, 20 and 50 % of tokens, "
-        f"AOPC). Measured at the token the answer is read from, over {max(row['examples'] for row in found):,} test examples."
+        f"AOPC). Measured at the token the answer is read from, over {max(row.examples for row in found):,} test examples."
     )
     bare = [
-        f"{label} in {len(row['without_map'])} of {len(row['layers'])} layers"
+        f"{label} in {len(row.without_map)} of {len(row.layers)} layers"
         for label, several in by_arm.items()
         for row in several[:1]
-        if row["without_map"]
+        if row.without_map
     ]
     if bare:
         words += f" No attention map, so no rollout: {', '.join(bare)}."
-    if signed := [label for label, several in by_arm.items() if any(row["signed_layers"] for row in several)]:
+    if signed := [label for label, several in by_arm.items() if any(row.signed_layers for row in several)]:
         words += f" Signed maps, shown by absolute value: {', '.join(signed)}."
-    if not all(row["marked"] for row in found):
+    if not all(row.marked for row in found):
         words += " No test example has relevant tokens marked: only the deletion measures are shown."
     table = Table(("arm", "explanation", "seeds", *_COLUMNS), _lines(view.arms), left=2, folded="Table")
     return Figure("Attention on relevant tokens.", words, explained(rows, view), table=table)
 
 
-def found_by_seed(arm: ArmFacts) -> dict[int, Row]:
+def found_by_seed(arm: ArmFacts) -> dict[int, Explained]:
     """Return the probe's result by seed; of several, the one over the most examples."""
-    return {
-        seed: max(rows, key=lambda row: int(row["examples"])) for seed, rows in arm.found("explain").items()
-    }
+    return {seed: max(rows, key=lambda row: row.examples) for seed, rows in arm.found(Explained).items()}
 
 
 def explained_rows(arms: Sequence[ArmFacts]) -> list[Row]:
@@ -161,13 +160,13 @@ def _lines(arms: Sequence[ArmFacts]) -> list[tuple[str, ...]]:
     for arm in arms:
         found = list(found_by_seed(arm).values())
         for name, words in EXPLANATIONS.items():
-            if any(name in row["explanations"] for row in found):
+            if any(name in row.explanations for row in found):
                 cells = (_mean_at(found, path.format(name), form) for path, form in _COLUMNS.values())
                 lines.append((arm.label, words, str(len(found)), *cells))
     return lines
 
 
-def _mean_at(found: Sequence[Row], path: str, form: str) -> str:
+def _mean_at(found: Sequence[Explained], path: str, form: str) -> str:
     """Return the mean over seeds of the number at a path, formatted; a dash if missing."""
     values = [value for row in found if (value := number_at(row, path)) is not None]
     return number(statistics.fmean(values) if values else None, form)

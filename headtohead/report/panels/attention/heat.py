@@ -42,20 +42,22 @@ def heat_rows(arms: Sequence[ArmFacts]) -> tuple[list[Row], str]:
 
 
 def _cells(arm: ArmFacts, name: str) -> list[Row]:
-    grids = [row["explanations"].get(name, {"heat_maps": {}}) for row in found_by_seed(arm).values()]
-    maps = [grid["heat_maps"][_GRID] for grid in grids if _GRID in grid["heat_maps"]]
+    found = [
+        row.explanations[name].heat_maps for row in found_by_seed(arm).values() if name in row.explanations
+    ]
+    maps = [grids[_GRID] for grids in found if _GRID in grids]
     # Stored grids may differ in shape; only equal ones can be summed.
-    sides = {(tuple(one["edges"]), *(len(line) for line in one["counts"])) for one in maps}
-    if len(sides) != 1 or any(count != len(maps[0]["edges"]) - 1 for count in next(iter(sides))[1:]):
+    sides = {(tuple(one.edges), *(len(line) for line in one.counts)) for one in maps}
+    if len(sides) != 1 or any(count != len(maps[0].edges) - 1 for count in next(iter(sides))[1:]):
         return []
-    edges = list(pairwise(maps[0]["edges"]))
-    total = sum(sum(map(sum, one["counts"])) for one in maps)
-    if len(maps[0]["counts"]) != len(edges) or not total:
+    edges = list(pairwise(maps[0].edges))
+    total = sum(sum(map(sum, one.counts)) for one in maps)
+    if len(maps[0].counts) != len(edges) or not total:
         return []
     rows = []
     for column, mass in enumerate(edges):
         for other, right in enumerate(edges):
-            count = sum(one["counts"][column][other] for one in maps)
+            count = sum(one.counts[column][other] for one in maps)
             words = f"{100 * count / total:.0f}" if count else ""
             place = {"arm": arm.label, "mass": _between(*mass), "right": _between(*right)}
             rows.append(place | {"examples": count, "share": count / total, "words": words})

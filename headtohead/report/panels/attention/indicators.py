@@ -7,6 +7,8 @@ import altair as alt
 from headtohead.report.charts import Chart, Choice, Row, legend, lines, named, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
+from headtohead.study.probes import Unavailable
+from headtohead.study.probes.indicators import Indicators
 
 INDICATORS = {
     "sink": ("first token", "weight on the first token (sink)"),
@@ -41,18 +43,15 @@ def indicator_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[str], int]:
     missing: dict[str, None] = {}
     windows = 0
     for arm in arms:
-        for seed, found in arm.found("indicators").items():
-            windows = max(windows, *(row["windows"] for row in found))
-            for layer in found[-1]["layers"]:
-                if "none" in layer:
-                    missing[f"{arm.label} layer {layer['layer']} ({layer['mechanism']})"] = None
+        for seed, found in arm.found(Indicators).items():
+            windows = max(windows, *(row.windows for row in found))
+            for layer in found[-1].layers:
+                if layer.values is None:
+                    missing[f"{arm.label} layer {layer.layer} ({layer.mechanism})"] = None
                     continue
-                values = {name: layer["values"].get(name) for name in INDICATORS}
-                rows.append(
-                    {"arm": arm.label, "seed": seed, "layer": layer["layer"], "signed": layer["signed"]}
-                    | values
-                )
-        if any("none" in row for row in arm.probes.get("indicators", {}).values()):
+                about = {"arm": arm.label, "seed": seed, "layer": layer.layer, "signed": layer.signed}
+                rows.append(about | {name: layer.values.get(name) for name in INDICATORS})
+        if any(isinstance(row, Unavailable) for row in arm.probes.get("indicators", {}).values()):
             missing[arm.label] = None
     return rows, list(missing), windows
 

@@ -7,7 +7,7 @@ import altair as alt
 from headtohead.report.charts import AXIS, Chart, Row, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
-from headtohead.study.probes import fits
+from headtohead.study.probes.maps import Maps
 
 _MAX_CELLS = 300_000
 """Maximum cells on one page; further arms are left out."""
@@ -46,33 +46,35 @@ def map_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[Row], list[str]]:
     left_out: list[str] = []
     cells = 0
     for arm in arms:
-        if not (found := arm.found("maps")):
+        if not (found := arm.found(Maps)):
             continue
         seed, rows = next(iter(found.items()))
-        chosen = [(row, one) for row in rows for one in row["maps"]]
-        cells += sum(len(line) for _, one in chosen for line in one["rows"])
+        chosen = [(row, one) for row in rows for one in row.maps]
+        cells += sum(len(line) for _, one in chosen for line in one.rows)
         if maps and cells > _MAX_CELLS:
             left_out.append(arm.label)
             continue
-        known = {(one["layer"], one["why"]): (row, one) for row, one in chosen}
+        known = {(one.layer, one.why): (row, one) for row, one in chosen}
         for row, one in known.values():
-            texts = row["tokens"] if len(row["tokens"]) > len(texts) else texts
-            flat = [value / max(1, row["scale"]) for line in one["rows"] for value in line]
-            about = {name: one[name] for name in ("head", "why", "signed")}
-            maps.append({"arm": arm.label, "seed": seed, "layer": str(one["layer"]), "w": flat} | about)
+            texts = max(texts, row.tokens, key=len)
+            flat = [value / max(1, row.scale) for line in one.rows for value in line]
+            about = {"head": one.head, "why": one.why, "signed": one.signed}
+            maps.append({"arm": arm.label, "seed": seed, "layer": str(one.layer), "w": flat} | about)
     tokens = [{"place": place, "text": text} for place, text in enumerate(texts)]
     return maps, tokens, left_out
 
 
 def absent_heads(arms: list[ArmFacts]) -> list[str]:
     """Return the requested heads that do not exist, by arm."""
-    found: dict[str, bool] = {}
-    for arm in arms:
-        rows = [row for several in arm.found("maps").values() for row in several]
-        # Absent in files of older versions.
-        listed = [row["absent"] for row in rows if fits(row.get("absent"), [str])]
-        found |= {f"{head} of {arm.label}": True for heads in listed for head in heads}
-    return list(found)
+    return list(
+        dict.fromkeys(
+            f"{head} of {arm.label}"
+            for arm in arms
+            for rows in arm.found(Maps).values()
+            for row in rows
+            for head in row.absent
+        )
+    )
 
 
 def head_maps(maps: list[Row], tokens: list[Row], arms: list[str]) -> Chart:

@@ -10,6 +10,7 @@ import altair as alt
 from headtohead.report.charts import Row, legend, lines, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
+from headtohead.study.probes.positions import Positions
 
 
 def figure(view: View) -> Figure | None:
@@ -34,8 +35,8 @@ def position_rows(arms: list[ArmFacts]) -> list[Row]:
     rows = []
     for arm in arms:
         bins: dict[tuple[int, int], list[float]] = {}
-        for found in arm.probes.get("positions", {}).values():
-            for first, last, nats in found["bins"]:
+        for (found,) in arm.found(Positions).values():
+            for first, last, nats in found.bins:
                 bins.setdefault((int(first), int(last)), []).append(nats / math.log(2))
         for (first, last), values in sorted(bins.items()):
             place = f"{first}" if first == last else f"{first} to {last}"

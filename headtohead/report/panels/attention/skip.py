@@ -7,6 +7,7 @@ import altair as alt
 from headtohead.report.charts import NARROW, Row, dots, legend, rule
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
+from headtohead.study.probes.skip import Skipped
 
 _PARTS = {
     "variant layers": ("variant", "block", "#0072B2"),
@@ -49,10 +50,16 @@ def figure(view: View) -> Figure | None:
 def skip_rows(arms: list[ArmFacts]) -> list[Row]:
     """Return one row per arm, seed and skipped part."""
     return [
-        {"arm": arm.label, "seed": seed, "skipped": name, "value": rise, "layers": len(row[group]["layers"])}
+        {
+            "arm": arm.label,
+            "seed": seed,
+            "skipped": name,
+            "value": rise,
+            "layers": len(getattr(row, group).layers),
+        }
         for arm in arms
-        for seed, found in arm.found("skip").items()
+        for seed, found in arm.found(Skipped).items()
         for row in found[-1:]
         for name, (group, part, _) in _PARTS.items()
-        if (rise := row[group][part]["rise"]) is not None
+        if (rise := getattr(getattr(row, group), part).rise) is not None
     ]

@@ -9,6 +9,7 @@ import altair as alt
 from headtohead.report.charts import Chart, Row, category, dots, legend, named
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, Table, View, grouped
+from headtohead.study.probes.tasks import TaskScores
 
 _HEAD = ("task", "arm", "seeds", "mean", "standard error", "chance", "examples")
 
@@ -37,11 +38,11 @@ def figure(view: View) -> Figure | None:
 def task_rows(arms: list[ArmFacts]) -> list[Row]:
     """Return one row per task, arm and seed."""
     return [
-        {"task": name, "arm": arm.label, "seed": seed, "value": score["accuracy"]}
-        | {"error": score["standard_error"], "chance": score["chance"], "examples": score["n"]}
+        {"task": name, "arm": arm.label, "seed": seed, "value": score.accuracy}
+        | {"error": score.standard_error, "chance": score.chance, "examples": score.n}
         for arm in arms
-        for seed, found in arm.found("tasks").items()
-        for name, score in {name: score for row in found for name, score in row["tasks"].items()}.items()
+        for seed, found in arm.found(TaskScores).items()
+        for name, score in {name: score for row in found for name, score in row.tasks.items()}.items()
     ]
 
 

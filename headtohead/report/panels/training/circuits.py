@@ -7,7 +7,7 @@ import statistics
 
 import altair as alt
 
-from headtohead.common.logged_row import Circuits, LoggedRow
+from headtohead.evaluation.logged_row import Circuits, LoggedRow
 from headtohead.report.charts import Chart, Choice, Row, legend, lines, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View

@@ -11,7 +11,7 @@ import altair as alt
 from headtohead.report.charts import AXIS, Chart, Choice, Row, layered, named, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
-from headtohead.study.probes.decode import HEADLINE
+from headtohead.study.probes.decode import HEADLINE, DecodeSpeed
 from headtohead.study.store.manifest import Measure
 
 COST_AXES = {
@@ -76,7 +76,7 @@ def cost_rows(
 
 
 def _decode_rate(arm: ArmFacts) -> float | None:
-    rates = [row["headline"] for rows in arm.found("decode").values() for row in rows]
+    rates = [row.headline for rows in arm.found(DecodeSpeed).values() for row in rows]
     return statistics.fmean(rates) if rates else None
 
 

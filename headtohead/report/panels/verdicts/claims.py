@@ -5,19 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec import Struct, ValidationError, convert, structs
+
 from headtohead.common.errors import UserError
 from headtohead.common.files import read_json
 from headtohead.report.panels.base import Chip, Figure, Table, View
-from headtohead.study.probes import fits
 
 FILE = "claims.json"
 """Written by `reproduce` in the study's directory."""
-_FIELDS = ("id", "statement", "direction", "size", "published", "reason", "scale")
 _HEAD = ("claim", "statement", "direction", "size", "published", "measured and reason", "scale")
 _MAX_OPEN = 6
 """More claims than this are folded, so that the verdicts below stay visible."""
 _CHIPS = ("supported", "contradicted", "open")
-_FORM = [dict.fromkeys(_FIELDS, str) | {"measured": [{str: (str, float, bool, None, [(str, float, None)])}]}]
+
+
+class _Claim(Struct, frozen=True):
+    """What the table shows of a claim."""
+
+    id: str
+    statement: str
+    direction: str
+    size: str
+    published: str
+    reason: str
+    scale: str
 
 
 def figure(views: Sequence[View]) -> Figure | None:
@@ -25,21 +36,24 @@ def figure(views: Sequence[View]) -> Figure | None:
     if not views:
         return None
     try:
-        claims = read_json(views[0].path / FILE)
-    except UserError:
+        claims = convert(read_json(views[0].path / FILE), list[_Claim])
+    except (UserError, ValidationError):
         return None
-    if not claims or not fits(claims, _FORM):
+    if not claims:
         return None
-    count = {word: sum(claim["direction"] == word for claim in claims) for word in _CHIPS}
+    count = {word: sum(claim.direction == word for claim in claims) for word in _CHIPS}
     words = (
         "Direction: "
         + ", ".join(f"{number} {word}" for word, number in count.items() if number)
         + ". Size: whether the effect is as large as published."
     )
     rows = [
-        [_chip(claim[name]) if name in ("direction", "size") else claim[name] for name in _FIELDS]
+        [
+            _chip(value) if name in ("direction", "size") else value
+            for name, value in structs.asdict(claim).items()
+        ]
         # Decided claims first.
-        for claim in sorted(claims, key=lambda claim: claim["direction"] not in _CHIPS[:2])
+        for claim in sorted(claims, key=lambda claim: claim.direction not in _CHIPS[:2])
     ]
     folded = f"All {len(rows)} claims" if len(rows) > _MAX_OPEN else ""
     table = Table(_HEAD, rows, left=len(_HEAD), folded=folded)
