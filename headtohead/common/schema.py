@@ -6,6 +6,7 @@ docs/compatibility.md lists the numbers.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,14 @@ from headtohead.common.files import parse_json, read_json, verify_checksum, with
 
 SCHEMA = 1
 """The number that this version writes, and the highest that it reads."""
+
+
+class Plain:
+    """Base of dataclasses that are printed or written as JSON."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all fields, JSON-ready."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
 
 
 class Stored:

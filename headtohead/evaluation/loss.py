@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from headtohead.common.schema import Plain
 from headtohead.data.shards import Split
 from headtohead.data.text import Array
 from headtohead.data.windows import scoring_windows
@@ -22,7 +22,7 @@ _CUTS_OF_ONE_TEXT = 64
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(Plain):
     """The loss of a model on a whole split; every token except the first is predicted once."""
 
     nats: float
@@ -34,10 +34,6 @@ class Score:
     bytes: int
     blocks: list[list[float]]
     """[nats, bytes] of each block of whole documents in order, for intervals over the test set."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the score, JSON-ready."""
-        return asdict(self)
 
 
 def score_split(

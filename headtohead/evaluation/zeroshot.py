@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from headtohead.common.schema import Plain
 from headtohead.common.typed import Number
 from headtohead.data.tasks.zeroshot import Task
 from headtohead.data.text import Array
@@ -24,7 +24,7 @@ _TIE = 1e-9
 
 
 @dataclass(frozen=True)
-class TaskScore:
+class TaskScore(Plain):
     """A model's accuracy on a task, with the accuracy of guessing."""
 
     task: str
@@ -44,10 +44,6 @@ class TaskScore:
     """Mean nats of the complete right answer."""
     cut: int
     """Examples whose context was truncated on the left to fit the model's."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the score, JSON-ready."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
+from headtohead.common.schema import Plain
 from headtohead.papers.faster_qk import published, theory
 from headtohead.papers.faster_qk.runs import LOSSES, SHARES
 from headtohead.papers.faster_qk.theory import Factorised, Point
@@ -26,7 +26,7 @@ THEORY = frozenset({"reduced", "solution", "factors"})
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Plain):
     """One number and its expected value."""
 
     check: str
@@ -36,10 +36,6 @@ class Finding:
     tolerance: float
     holds: bool
     seeds: int = 1
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it JSON-ready."""
-        return asdict(self)
 
     def words(self) -> str:
         """Return it as text."""

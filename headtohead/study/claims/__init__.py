@@ -11,9 +11,10 @@ supported by an interval inside the bounds and contradicted by one outside.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from headtohead.common.schema import Plain
 from headtohead.papers.faster_qk.work import Toy
 from headtohead.study.claims.criteria import MAIN, Basis, RunCriterion
 from headtohead.study.claims.evidence import Evidence
@@ -24,7 +25,7 @@ from headtohead.study.judge.analysis import Analysis
 
 
 @dataclass(frozen=True)
-class ClaimResult:
+class ClaimResult(Plain):
     """The result of judging one claim."""
 
     id: str
@@ -35,10 +36,6 @@ class ClaimResult:
     size: str
     scale: str
     reason: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result, JSON-ready."""
-        return asdict(self)
 
 
 def judge_claims(

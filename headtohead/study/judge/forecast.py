@@ -6,13 +6,14 @@ import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from headtohead.common.errors import UnreadableFile
 from headtohead.common.files import canonical_json
+from headtohead.common.schema import Plain
 from headtohead.study.environment import device_name
 from headtohead.study.judge.statistics import POWER, detectable_difference
 from headtohead.study.judge.verdict import Verdict
@@ -66,7 +67,7 @@ class Detectable:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class Forecast(Plain):
     """The cost of a study and the differences it can detect."""
 
     runs: int
@@ -96,10 +97,6 @@ class Forecast:
     """Seeds needed to detect a difference as large as the margin; None if unknown or above 1000."""
     metric: str = METRIC
     """The metric of spread, margin and differences: that of the first contest."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the forecast, JSON-ready."""
-        return asdict(self)
 
 
 def seen_spread(verdicts: Sequence[Verdict]) -> float | None:

@@ -6,11 +6,11 @@ import math
 import statistics
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from headtohead.common.errors import UnreadableFile
 from headtohead.common.memory import gc_paused
+from headtohead.common.schema import Plain
 from headtohead.evaluation.logged_row import LoggedRow
 from headtohead.evaluation.stability import final_loss, gradient_tail, spikes, tokens_to_target
 from headtohead.study.judge.statistics import ALPHA, compare_paired
@@ -20,7 +20,7 @@ from headtohead.study.store.run_store import Store
 
 
 @dataclass(frozen=True)
-class Stability:
+class Stability(Plain):
     """One arm in one contest; None if a number is undefined."""
 
     label: str
@@ -45,10 +45,6 @@ class Stability:
     tokens_ratio_high: float | None
     rate_rise: float | None = None
     """Bits per byte on valid lost at the worse neighbor of the tuned learning rate; None without tuning."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the row, JSON-ready."""
-        return asdict(self)
 
 
 @gc_paused()

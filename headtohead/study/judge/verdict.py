@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from headtohead.common.schema import Plain
 from headtohead.study.judge.statistics import (
     ALPHA,
     compare_paired,
@@ -28,7 +28,7 @@ MAX_LISTED = 4
 
 
 @dataclass(kw_only=True)
-class Verdict:
+class Verdict(Plain):
     """The comparison of one arm with the baseline in one contest."""
 
     arm: str
@@ -99,10 +99,6 @@ class Verdict:
     def of(self, contest: Contest) -> bool:
         """Return whether the verdict belongs to the contest."""
         return all(getattr(self, name) == value for name, value in contest.place.items())
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the verdict, JSON-ready."""
-        return asdict(self)
 
 
 def study_verdicts(

@@ -7,7 +7,7 @@ from typing import Any
 
 from headtohead.common.files import canonical_json, digest
 from headtohead.study.plan.plan import Plan
-from headtohead.study.store.frozen import PlannedSeeds, changing_lock
+from headtohead.study.store.frozen import PlannedSeeds, SolvedArm, changing_lock
 
 
 def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
@@ -47,19 +47,19 @@ def _comparison(plan: Plan) -> list[Any]:
     )
 
 
-def _solved(plan: Plan) -> list[dict[str, Any]]:
+def _solved(plan: Plan) -> list[SolvedArm]:
     """Return the numbers that the shape and length rules solved for each arm."""
     return [
-        {
-            "arm": run.arm,
-            "contest": entry.contest.title,
-            "layers": list(run.layers),
-            "width": run.size.width,
-            "ffn": run.size.ffn,
-            "parameters": run.parameters,
-            "cache_bytes_per_token": run.cache_bytes_per_token,
-            "tokens": run.training.tokens,
-            "steps": run.steps,
-        }
+        SolvedArm(
+            arm=run.arm,
+            contest=entry.contest.title,
+            layers=run.layers,
+            width=run.size.width,
+            ffn=run.size.ffn,
+            parameters=run.parameters,
+            cache_bytes_per_token=run.cache_bytes_per_token,
+            tokens=run.training.tokens,
+            steps=run.steps,
+        )
         for entry, run in plan.first_seed()
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from headtohead.common.errors import DamagedFile, MissingFile
 from headtohead.common.schema import read_document, write_document
@@ -17,13 +17,27 @@ from headtohead.study.store.shared import exclusive
 NAME = "study.lock.json"
 
 
+class SolvedArm(Struct, frozen=True, kw_only=True):
+    """The numbers that the shape and length rules solved for an arm in a contest."""
+
+    arm: str
+    contest: str
+    layers: tuple[str, ...] | UnsetType = UNSET
+    width: int | UnsetType = UNSET
+    """The first locks do not have it, nor the layers and the cache."""
+    ffn: int
+    parameters: int
+    cache_bytes_per_token: int | float | UnsetType | None = UNSET
+    tokens: int
+    steps: int
+
+
 class PlannedSeeds(Struct, omit_defaults=True):
     """The seeds of one comparison, and those added after results existed."""
 
     seeds: list[int]
     added: list[int]
-    solved: list[dict[str, Any]] = []
-    """The numbers that the shape and length rules solved for each arm."""
+    solved: list[SolvedArm] = []
 
 
 class FrozenSeconds(Struct, frozen=True, omit_defaults=True):
