@@ -210,13 +210,12 @@ def environments(path: Path, manifest: Manifest, damage: list[str]) -> list[Row]
     store = Store(path)
     counts: dict[tuple[tuple[str, str], ...], set[tuple[str, str]]] = {}
     for run_id in sorted({entry.run for entry in manifest.entries}):
-        for stretch in store.run(run_id).stretches(damage):
+        for start in store.run(run_id).environments(damage):
             key = tuple(
-                (name, str(stretch.get(name, "unknown")))
+                (name, str(getattr(start, name)))
                 for name in ("commit", "headtohead", "python", "torch", "device", "threads", "attention")
             )
-            day = str(stretch.get("date", ""))[:10]
-            counts.setdefault(key, set()).add((run_id, day))
+            counts.setdefault(key, set()).add((run_id, start.date[:10]))
     return [
         {
             **dict(key),

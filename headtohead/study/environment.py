@@ -12,11 +12,29 @@ from typing import Any
 
 import numpy
 import torch
+from msgspec import Struct
 
 from headtohead.common.errors import UserError, unknown
+from headtohead.common.typed import Count, Text
 from headtohead.common.version import VERSION
 from headtohead.kernels import backend_name, path_name
 from headtohead.model.sizes import Size
+
+
+class Environment(Struct, frozen=True, omit_defaults=True):
+    """The environment of one start of a run, as stored in environment.json."""
+
+    date: Text = ""
+    commit: Text = "unknown"
+    headtohead: Text = "unknown"
+    python: Text = "unknown"
+    torch: Text = "unknown"
+    numpy: Text = "unknown"
+    device: Text = "unknown"
+    threads: Count | Text = "unknown"
+    attention: Text = "unknown"
+    """The backend of PyTorch's attention."""
+    kernels: Text = "unknown"
 
 
 def choose_device(given: str) -> torch.device:

@@ -217,7 +217,7 @@ def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for run in store.runs():
         rate = run.costs().tokens_per_second
-        here = any(stretch.get("device") == device_name(device) for stretch in run.stretches())
+        here = any(start.device == device_name(device) for start in run.environments())
         if not here or not run.finished() or not rate:
             continue
         try:

@@ -48,8 +48,8 @@ def reuse_notes(store: Store, plan: Plan, known: dict[str, RunResult]) -> list[s
     changed: set[str] = set()
     for folder in store.runs():
         if folder.id in plan.runs:
-            if folder.id in known and (stretches := folder.stretches()):
-                made = str(stretches[-1].get("commit", "unknown"))
+            if folder.id in known and (starts := folder.environments()):
+                made = starts[-1].commit
                 others[made] = others.get(made, 0) + (made != here)
             continue
         try:

@@ -23,9 +23,8 @@ from headtohead.study.probes import read_found
 from headtohead.study.store.history import MAX_BYTES, History, Row, parse_rows
 from headtohead.study.store.history import NAME as HISTORY
 from headtohead.study.store.result import NO_COST, read_cost, validate_cost, validate_match
-from headtohead.study.store.run_store import PROBES, RUN_ID, RunDirectory, Store
+from headtohead.study.store.run_store import PROBES, RUN_ID, RunDirectory, Store, validate_owner
 from headtohead.study.store.tar_stream import DAMAGE, TarStream
-from headtohead.study.store.validation import validate_owner
 
 FILES = {
     "spec.json": 4 * 2**20,

@@ -249,7 +249,7 @@ def _fact_problem(run: RunDirectory, name: str, result: RunResult | None) -> str
         return "" if isinstance(error, MissingFile) else _cause(error)
     except ValueError as error:
         return str(error)
-    return "" if run.stretches() else "no environments"
+    return "" if run.environments() else "no environments"
 
 
 def _metrics(run: RunDirectory, finished: RunResult | None) -> Iterator[Finding]:

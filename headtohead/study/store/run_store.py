@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
 from headtohead.common.files import (
@@ -41,6 +43,7 @@ from headtohead.common.schema import read_document, write_document
 from headtohead.data.tasks.base import OWN_TOKENS
 from headtohead.data.tokenizers import MAX_TOKENIZER, BytePairs, Bytes, Tokenizer
 from headtohead.evaluation.logged_row import LoggedRow
+from headtohead.study.environment import Environment
 from headtohead.study.probes import Found, read_found
 from headtohead.study.store.lease import Owner, owner_of
 from headtohead.study.store.result import (
@@ -54,12 +57,18 @@ from headtohead.study.store.result import (
     validate_metrics,
 )
 from headtohead.study.store.run_spec import InvalidSpec, RunSpec, run_spec_from
-from headtohead.study.store.validation import RUN_ID, is_stretch, validate_owner
 
 T = TypeVar("T")
 DAMAGED = ".damaged"
 PROBES = "probes"
+RUN_ID = re.compile(r"[0-9a-f]{16}")
 _LONGEST_METRICS = 16 * 2**20
+
+
+class _Starts(Struct, frozen=True):
+    """The content of environment.json."""
+
+    stretches: list[Environment]
 
 
 class RunDirectory:
@@ -275,16 +284,15 @@ class RunDirectory:
         if problem:
             raise DamagedFile(f"damaged file {path}: {problem}")
 
-    def stretches(self, damage: list[str] | None = None) -> list[dict[str, Any]]:
+    def stretches(self) -> list[dict[str, Any]]:
+        """Return the environment of each start as JSON values."""
+        return [msgspec.to_builtins(environment) for environment in self.environments()]
+
+    def environments(self, damage: list[str] | None = None) -> list[Environment]:
         """Return the environment of each start; empty if missing or damaged, which is added to `damage`."""
-
-        def parse(facts: dict[str, Any]) -> list[dict[str, Any]]:
-            rows = facts.get("stretches")
-            if not isinstance(rows, list) or not all(map(is_stretch, rows)):
-                raise ValueError("no environments")
-            return rows
-
-        return self._facts("environment.json", parse, [], damage)
+        return self._facts(
+            "environment.json", lambda facts: msgspec.convert(facts, _Starts), _Starts([]), damage
+        ).stretches
 
     def probe(self, name: str) -> Found | None:
         """Return the result of a probe, or None if it has not run; raise DamagedFile if damaged."""
@@ -357,6 +365,17 @@ def _row(line: bytes) -> LoggedRow | None:
         return _ROW.decode(line)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
+
+
+def validate_owner(document: Any, run_id: str) -> str:
+    """Return the problem of a run's document that names another run, or an empty string.
+
+    Documents of older versions name none; `validate_match` compares their content with the spec.
+    """
+    if not isinstance(document, dict):
+        return "not an object"
+    named = document.get("run", run_id)
+    return "" if named == run_id else f"it belongs to run {str(named)[:40]}"
 
 
 def set_aside(path: Path) -> Path:
