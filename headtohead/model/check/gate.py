@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,11 +71,6 @@ class GateResult:
     def as_dict(self) -> dict[str, list[str]]:
         """Return the result, JSON-ready."""
         return {name: list(words) for name, words in vars(self).items()}
-
-
-def gate_result_from(record: Mapping[str, Any]) -> GateResult:
-    """Return the result from the output of `as_dict`."""
-    return GateResult(*(tuple(map(str, record[name])) for name in ("failed", "marks", "warnings")))
 
 
 def check_causality(model: Decoder, trial: Trial, *, shake: bool) -> GateResult:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec import Struct
+from msgspec import Struct, convert
 
 from headtohead.common.errors import UserError, first_line
 from headtohead.common.files import canonical_json, digest, read_json, write_json
@@ -22,7 +22,7 @@ from headtohead.common.version import VERSION
 from headtohead.common.worker_process import WorkerProcess
 from headtohead.data.shards import cache_dir
 from headtohead.mechanisms.contract.terms import Composed
-from headtohead.model.check.gate import GateResult, gate_result_from
+from headtohead.model.check.gate import GateResult
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.plan.dataset import dataset_of
 from headtohead.study.plan.execution import ExecutionSettings, micro_batch
@@ -154,8 +154,8 @@ def _cached(key: str, layers: Sequence[Composed]) -> Path | None:
 
 def _kept(path: Path | None) -> GateResult | None:
     try:
-        return gate_result_from(read_json(path)) if path else None
-    except (UserError, KeyError, TypeError, ValueError):  # missing or damaged
+        return convert(read_json(path), GateResult) if path else None
+    except (UserError, ValueError):  # missing or damaged
         return None
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import convert
 from torch import nn
 
 import headtohead as h2h
 from headtohead.mechanisms.contract.terms import Composed, class_term
-from headtohead.model.check.gate import GateResult, Trial, check_causality, gate_result_from
+from headtohead.model.check.gate import GateResult, Trial, check_causality
 from headtohead.model.classifier import Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
@@ -171,4 +172,4 @@ def test_the_check_does_not_change_generators_or_initial_values() -> None:
 
 def test_a_result_survives_a_round_trip() -> None:
     found = GateResult(("leak",), ("mark",), ("warning",))
-    assert gate_result_from(found.as_dict()) == found
+    assert convert(found.as_dict(), GateResult) == found
