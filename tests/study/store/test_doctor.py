@@ -272,7 +272,7 @@ def test_metrics_with_their_checksum_are_not_parsed(copy: Path, monkeypatch: pyt
     def parsed(run: RunDirectory, every: int = 1) -> None:
         raise AssertionError(f"parsed {run.id}")
 
-    monkeypatch.setattr(RunDirectory, "metrics", parsed)
+    monkeypatch.setattr(RunDirectory, "logged_rows", parsed)
     assert examine_study(copy, quiet=True) == []
 
 
