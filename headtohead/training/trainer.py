@@ -360,7 +360,7 @@ class Trainer:
 
     def _one_step(self) -> tuple[Tensor, Tensor]:
         """Do one step; return its mean nats and gradient norm, still on the device."""
-        set_rates(self.optimizer, self.settings, self.step, self.steps)
+        set_rates(self.optimizer, self.step, self.steps)
         if self._graphed is None:
             return self._whole_step(lambda: self.batches.parts(self.step, self.micro))
         (whole,) = self.batches.parts(self.step, self.sequences)
