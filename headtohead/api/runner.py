@@ -12,17 +12,17 @@ from typing import Any
 from msgspec import to_builtins
 
 from headtohead.api.result import StudyResult, judge_study
-from headtohead.common.errors import UnreadableFile
+from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.progress import choose_display, progress_bar
 from headtohead.common.schema import read_document, write_document
 from headtohead.integrations.forwarder import forwarding
 from headtohead.integrations.sinks import Sink
 from headtohead.study.config.spec import StudySpec
 from headtohead.study.plan.execution import ExecutionSettings
-from headtohead.study.plan.freeze import planned_seeds
+from headtohead.study.plan.freeze import planned_seeds, populations
 from headtohead.study.plan.plan import Plan, Rates
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.plan.population import PopulationPolicy
+from headtohead.study.plan.population import TUNING, PopulationPolicy
 from headtohead.study.plan.step_timing import FrozenStepTimes
 from headtohead.study.plan.tuning import (
     MAX_EXTENSIONS,
@@ -37,7 +37,7 @@ from headtohead.study.plan.tuning import (
 from headtohead.study.run.admission import check_lines, check_plan
 from headtohead.study.run.execute import Summary, execute
 from headtohead.study.run.resume import reset_failed, reuse_notes, unprobed_note, valid_results
-from headtohead.study.store.frozen import frozen_population, read_lock
+from headtohead.study.store.frozen import changing_lock, read_lock
 from headtohead.study.store.history import History, study_marks
 from headtohead.study.store.manifest import Manifest
 from headtohead.study.store.result import RunResult
@@ -74,7 +74,10 @@ class StudyRunner:
         self.spec, self.settings, self.store, self.execution, self.how = spec, settings, store, execution, how
         self.display = choose_display(how.quiet)
         _check_newer(store)
-        self.policy = PopulationPolicy(how.population, execution, frozen_population(store.path))
+        if how.population and all(length.startswith("time") for length in spec.lengths) and spec.tune is None:
+            raise UserError(
+                "population=True: runs under length=time are timed alone and cannot be rows of a population"
+            )
 
     def run(self) -> StudyResult:
         """Run everything that has no result yet, then judge and write the report."""
@@ -103,6 +106,20 @@ class StudyRunner:
         summary = self.execute(plan)
         return self.report(judge_study(self.store, manifest, added, known), summary)
 
+    def policy(self, prefix: str) -> PopulationPolicy:
+        """Return the policy for the contests of the study, or with the prefix `TUNING` for those of its tuning."""
+        wanted = self.how.population
+        if wanted is None and prefix and self._tuned_apart():
+            wanted = False
+        return PopulationPolicy(wanted, self.execution, read_lock(self.store.path), prefix)
+
+    def _tuned_apart(self) -> bool:
+        """Return whether trials were trained before there was a choice; they continue as separate runs."""
+        if not self.store.runs() or read_lock(self.store.path).populations or self.spec.tune is None:
+            return False
+        trials = plan_study(grid_spec(self.spec, self.spec.tune.lr), data_dir=self.execution.data_dir or None)
+        return any(self.store.run(run).path.is_dir() for run in trials.runs)
+
     def plan(self, spec: StudySpec, rates: Rates | None = None) -> Plan:
         """Return the plan of the study, or of a grid of its tuning, with the arms that contain user code checked."""
         with progress_bar("preparing", self.how.quiet) as progress:
@@ -112,8 +129,7 @@ class StudyRunner:
                 rates=rates,
                 progress=progress,
                 step_times=FrozenStepTimes(self.store.path, self.execution, progress=progress),
-                # Each tuning run has its own learning rate; they are not trained as a population.
-                **({"in_population": self.policy} if spec is self.spec else {}),
+                in_population=self.policy("" if spec is self.spec else TUNING),
             )
             checks = check_plan(
                 plan,
@@ -134,6 +150,9 @@ class StudyRunner:
             return known
         for extensions in range(MAX_EXTENSIONS + 1):
             plan = self.plan(grid_spec(self.spec, grid))
+            if any(run.stacked for run in plan.runs.values()):
+                with changing_lock(self.store.path) as lock:
+                    lock.populations |= populations(plan, TUNING)
             self.finished(plan)  # moves damaged results aside, so that they are not counted as failed rates
             summary = self.execute(plan)
             if summary.left:

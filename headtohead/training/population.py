@@ -324,11 +324,12 @@ class PopulationTrainer:
         self._spread()
         for index, member in enumerate(self.members):
             if index not in ended:
-                member.micro = self.first.micro
                 member.save()
 
     def _spread(self) -> None:
-        """Copy each row of the optimizer state into its member's optimizer."""
+        """Give each member the state of its row, as a separate run would have it."""
+        for member in self.members:
+            member.micro = self.first.micro
         for part, slots, (start, stop) in self._placed():
             state = self.optimizer.state.get(part, {})
             for row, member in enumerate(self.members[start:stop]):

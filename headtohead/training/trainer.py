@@ -295,6 +295,8 @@ class Trainer:
         if checkpoint is None and self.branching.start is not None:
             try:
                 checkpoint = self._inherited(self.branching.start)
+                if before is not None and checkpoint.step >= before:
+                    checkpoint = None
             except UnreadableFile as error:
                 warnings.append(f"{error}; the trunk's steps are repeated in this run")
         for message in warnings:
