@@ -29,8 +29,6 @@ from headtohead.training.optimizer import adamw, set_rates
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Outcome, Trainer, resume, train
 
-VERIFIED_MECHANISMS = frozenset({"standard", "coupled", "sharing", "kuramoto"})
-"""Mechanisms whose populations were verified against separate runs on a GPU; others form populations only on request."""
 ROW_SETTINGS = frozenset(
     {
         *("lr", "schedule", "warmup", "floor", "decay_share", "weight_decay", "beta1", "beta2", "clip"),

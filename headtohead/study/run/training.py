@@ -45,7 +45,6 @@ from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import RunDirectory, Store
 from headtohead.training.acceleration import compiles, records
 from headtohead.training.checkpoint import checkpoint_paths
-from headtohead.training.cuda_graph import VERIFIED_MECHANISMS
 from headtohead.training.population import PopulationTrainer
 from headtohead.training.trainer import Branching, Hooks, Outcome, Trainer
 
@@ -300,7 +299,7 @@ def may_record(spec: RunSpec, layers: Sequence[Composed]) -> bool:
     compared with eager ones are allowed. Under length = time the seconds per step were measured without a graph.
     """
     return not spec.length.startswith("time") and all(
-        term.is_ours(VERIFIED_MECHANISMS) for composed in layers for term in composed.terms
+        term.verified for composed in layers for term in composed.terms
     )
 
 
