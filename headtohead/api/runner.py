@@ -13,6 +13,7 @@ from msgspec import to_builtins
 
 from headtohead.api.result import StudyResult, judge_study
 from headtohead.common.errors import UnreadableFile, UserError
+from headtohead.common.estimate import Work
 from headtohead.common.progress import choose_display, progress_bar
 from headtohead.common.schema import read_document, write_document
 from headtohead.integrations.forwarder import forwarding
@@ -35,7 +36,7 @@ from headtohead.study.plan.tuning import (
     tuning_key,
 )
 from headtohead.study.run.admission import check_lines, check_plan
-from headtohead.study.run.execute import Summary, execute
+from headtohead.study.run.execute import Summary, execute, work_of
 from headtohead.study.run.resume import reset_failed, reuse_notes, unprobed_note, valid_results
 from headtohead.study.store.frozen import changing_lock, read_lock
 from headtohead.study.store.history import History, study_marks
@@ -129,7 +130,7 @@ class StudyRunner:
                 rates=rates,
                 progress=progress,
                 step_times=FrozenStepTimes(self.store.path, self.execution, progress=progress),
-                in_population=self.policy("" if spec is self.spec else TUNING),
+                in_population=self.policy(TUNING if spec.tune is None and self.spec.tune else ""),
             )
             checks = check_plan(
                 plan,
@@ -148,13 +149,14 @@ class StudyRunner:
         key = tuning_key(self.spec, self.plan(grid_spec(self.spec, grid[:1])))
         if (known := frozen_tuning(self.store.path, key)) is not None:
             return known
+        later = self._work_after_tuning()
         for extensions in range(MAX_EXTENSIONS + 1):
             plan = self.plan(grid_spec(self.spec, grid))
             if any(run.stacked for run in plan.runs.values()):
                 with changing_lock(self.store.path) as lock:
                     lock.populations |= populations(plan, TUNING)
             self.finished(plan)  # moves damaged results aside, so that they are not counted as failed rates
-            summary = self.execute(plan)
+            summary = self.execute(plan, later)
             if summary.left:
                 return StudyResult(self.store.path, plan.manifest, [], summary)
             rows = trials(self.spec, plan, self.store, grid)
@@ -198,11 +200,27 @@ class StudyRunner:
             write_document(store.path / "study.json", record)
         return added
 
-    def execute(self, plan: Plan) -> Summary:
-        """Train and evaluate the unfinished runs of a plan until the deadline."""
+    def _work_after_tuning(self) -> list[Work]:
+        """Return the work of the contests, without those whose lengths are measured first."""
+        lengths = tuple(length for length in self.spec.lengths if not length.startswith("time"))
+        if not lengths:
+            return []
+        plan = self.plan(dataclasses.replace(self.spec, lengths=lengths))
+        return [work_of(plan, run) for run in plan.runs.values()]
+
+    def execute(self, plan: Plan, later: Sequence[Work] = ()) -> Summary:
+        """Train and evaluate the unfinished runs of a plan until the deadline; `later` follows after it."""
         seconds = max(0.0, self.how.deadline - time.monotonic())
         with forwarding(self.display, self.store, self.spec.name, self.how.sinks) as shown:
-            return execute(self.store, plan, self.execution, shown, workers=self.how.workers, seconds=seconds)
+            return execute(
+                self.store,
+                plan,
+                self.execution,
+                shown,
+                workers=self.how.workers,
+                seconds=seconds,
+                later=later,
+            )
 
     def report(self, result: StudyResult, summary: Summary) -> StudyResult:
         """Write the verdicts and the page; return the result with the summary of its execution."""

@@ -7,7 +7,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from msgspec.structs import replace
@@ -38,13 +38,15 @@ class Stopped(BaseException):
     """A stop was requested during a measurement. Not an Exception, so that no error handler catches it."""
 
 
-def measuring(run: RunDirectory, stop: Stop, emit: Emit) -> Callable[[float], None]:
+def measuring(
+    run: RunDirectory, stop: Stop, emit: Emit, kind: Literal["scoring", "probing"] = "scoring"
+) -> Callable[[float], None]:
     """Return a progress callback for a measurement; it emits an event, and raises Stopped if a stop was requested."""
 
     def progress(share: float) -> None:
         if stop():
             raise Stopped
-        emit(Event("scoring", run.id, share=round(share, 3)))
+        emit(Event(kind, run.id, share=round(share, 3)))
 
     return progress
 
@@ -129,7 +131,7 @@ def take_probes(
     emit: Emit,
 ) -> None:
     """Take the given probes on a trained run; a probe that is interrupted is taken again at the next start."""
-    progress = measuring(run, stop, emit)
+    progress = measuring(run, stop, emit, "probing")
     for index, name in enumerate(probes):
         shown = part_of(progress, index, index + 1, len(probes))
         subject = Subject(model, data_of(dataset), spec.corpus.name, spec.training.precision, data_dir, shown)
