@@ -16,7 +16,7 @@ from safetensors.torch import save
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import digest_file
 from headtohead.common.progress import part_of
-from headtohead.common.stop import Stop
+from headtohead.common.stop import Stop, Stopped
 from headtohead.model.decoder import Decoder
 from headtohead.study.plan.dataset import Dataset, data_of
 from headtohead.study.probes import Subject, take
@@ -32,10 +32,6 @@ from headtohead.training.trainer import Outcome, Trainer
 
 class ExternalError(Exception):
     """An error outside a run, such as a missing corpus or a full disk. The run is kept and has no result."""
-
-
-class Stopped(BaseException):
-    """A stop was requested during a measurement. Not an Exception, so that no error handler catches it."""
 
 
 def measuring(
@@ -88,6 +84,7 @@ def finish(
     metrics = run.path / "metrics.jsonl"
     cost = Cost(
         train_seconds=round(trainer.own_seconds, 3),
+        compile_seconds=round(trainer.compile_seconds, 3) if trainer.compile_seconds else None,
         score_seconds=round(scored, 3),
         tokens_per_second=round(tokens / max(1e-9, trainer.own_seconds), 1),
         peak_bytes=torch.cuda.max_memory_allocated(trainer.device) if on_gpu else _peak_bytes(),

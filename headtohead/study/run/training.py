@@ -21,7 +21,7 @@ import torch
 from headtohead.common.errors import NewerFile, UserError
 from headtohead.common.files import write_atomic
 from headtohead.common.progress import part_of
-from headtohead.common.stop import NEVER, Stop
+from headtohead.common.stop import NEVER, Interrupted, Stop, Stopped, interrupted_by
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.study.environment import differences, environment
@@ -33,7 +33,6 @@ from headtohead.study.run.events import Emit, Event
 from headtohead.study.run.restore import restore
 from headtohead.study.run.scoring import (
     ExternalError,
-    Stopped,
     brief,
     finish,
     measuring,
@@ -153,17 +152,27 @@ class TrainingPass:
         """Call `train`; if a stop interrupts the scoring, save the training, which is scored at the next start."""
         try:
             train()
-        except Stopped:
+        except Stopped as error:
             if isinstance(trainer, PopulationTrainer):
-                trainer.save([index for index, row in enumerate(rows) if row.spec.id in self.states])
+                ended = [index for index, row in enumerate(rows) if row.spec.id in self.states]
             else:
-                trainer.save()
+                ended = []
+            if not isinstance(error, Interrupted):
+                trainer.save(ended)
             self.states = {row.spec.id: "stopped" for row in rows} | self.states
 
     def _after_step(self) -> bool:
         """Called by a trainer after each step; if it returns True, the trainer saves and stops."""
         self.stop.advance()
         return self.stop()
+
+    @contextmanager
+    def _compiling(self, run: str) -> Iterator[None]:
+        """Report that a run is compiled; a stop interrupts it, but for the first progress of this start."""
+        self.emit(Event("compiling", run))
+        with interrupted_by(self.stop):
+            yield
+        self.stop.advance()  # the compiled graph is kept
 
     def _record(self, spec: RunSpec, work: Callable[[], str]) -> None:
         """Call `work` and keep the resulting state; errors are recorded or reported as `run` describes."""
@@ -247,7 +256,7 @@ class TrainingPass:
                 stop=self._after_step,
                 evaluate=evaluate,
                 rewind=run.rewind,
-                compiling=lambda: self.emit(Event("compiling", run.id)),
+                compiling=lambda: self._compiling(run.id),
                 warn=lambda message: self.emit(Event("warning", run.id, message=message)),
             ),
         )

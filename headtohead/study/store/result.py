@@ -134,6 +134,8 @@ class Cost(Struct, frozen=True):
     """What cost.json says about a run; None: not measured."""
 
     train_seconds: _NotNegative | None = None
+    compile_seconds: _NotNegative | None = None
+    """Of the first step of a compiled model, which `train_seconds` do not include."""
     score_seconds: _NotNegative | None = None
     tokens_per_second: _NotNegative | None = None
     peak_bytes: _NotNegative | None = None

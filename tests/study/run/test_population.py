@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,40 @@ def test_compiled_rows_are_the_same_runs(
     before = scores(finished)
     for key, score in scores(tmp_path).items():
         assert score == pytest.approx(before[key], rel=1e-4)
+
+
+def test_a_stop_ends_a_compilation_and_the_next_start_trains(
+    story: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = threading.Event()
+
+    def endless(graph: Any, given: Any) -> Any:
+        started.set()
+        while True:
+            time.sleep(0.01)
+
+    monkeypatch.setattr("headtohead.training.compiled_step.inductor", endless)
+    store = Store(tmp_path)
+    store.make()
+    jobs = runs_of(story, arms=["standard"], evaluations=2)
+    execution = ExecutionSettings(compile=True)
+    ClaimLoop(store, jobs, execution, Stop(started.is_set), lambda event: None).work()
+    assert [store.run(job.id).state() for job in jobs] == ["waiting"] * 3, "nothing half done is saved"
+    work(store, jobs, NEVER)
+    for job in jobs:
+        assert results(tmp_path)[job.id] == results(finished)[job.id]
+
+
+def test_a_time_limit_waits_for_the_first_compiled_graph(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headtohead.training.compiled_step.inductor", lambda graph, given: graph)
+    store = Store(tmp_path)
+    store.make()
+    jobs = runs_of(story, arms=["standard"])
+    ClaimLoop(store, jobs, ExecutionSettings(compile=True), Stop.after(0.0), lambda event: None).work()
+    assert {store.run(job.id).state() for job in jobs} == {"stopped"}
+    assert all(any(store.run(job.id).checkpoints.glob("step-*")) for job in jobs)
 
 
 def test_rows_of_tasks_match_separate_runs(tmp_path: Path) -> None:
