@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +75,8 @@ class StudyRunner:
         """`settings` are those of the study as given, which study.json and history.jsonl record."""
         self.spec, self.settings, self.store, self.execution, self.how = spec, settings, store, execution, how
         self.display = choose_display(how.quiet)
+        self.phases: dict[str, float] = {}
+        """Seconds by phase."""
         _check_newer(store)
         if how.population and all(length.startswith("time") for length in spec.lengths) and spec.tune is None:
             raise UserError(
@@ -88,11 +91,14 @@ class StudyRunner:
             )
         tuning = Tuning()
         if self.spec.tune is not None:
-            found = self.tune()
+            with self._phase("tune"):
+                found = self.tune()
             if isinstance(found, StudyResult):
-                return found
+                return dataclasses.replace(found, phases=self.phases)
             tuning = found
-        plan = self.plan(self.spec, tuning.rates())
+        self.display.estimate.spent.clear()  # of the tuning
+        with self._phase("prepare"):
+            plan = self.plan(self.spec, tuning.rates())
         self.store.make()
         known = self.finished(plan)
         manifest = dataclasses.replace(plan.manifest, tuning=tuning.rows)
@@ -105,7 +111,19 @@ class StudyRunner:
         ):
             self.display.note(message)
         summary = self.execute(plan)
-        return self.report(judge_study(self.store, manifest, added, known), summary)
+        self.phases |= {name: seconds for name, seconds in self.display.estimate.spent.items() if seconds}
+        with self._phase("report"):
+            result = self.report(judge_study(self.store, manifest, added, known), summary)
+        return dataclasses.replace(result, phases=self.phases)
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Count the seconds of the block as those of a phase."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases[name] = time.monotonic() - began
 
     def policy(self, prefix: str) -> PopulationPolicy:
         """Return the policy for the contests of the study, or with the prefix `TUNING` for those of its tuning."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-
-PHASES = ("start", "compile", "train", "score", "probe")
-"""What a run does between its start and its end."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,7 @@ class _Active:
 
     work: Work
     phase: str
+    """start, compile, train, score or probe."""
     since: float
     """When its phase began, or its last step was reported."""
     trained: float = 0.0
@@ -54,7 +53,7 @@ class Estimate:
         self.later: list[Work] = []
         """Work of which no run is known yet, such as a study's runs while it is tuned."""
         self.active: dict[str, _Active] = {}
-        self.spent = dict.fromkeys((*PHASES, "idle"), 0.0)
+        self.spent: defaultdict[str, float] = defaultdict(float)
         """Wall-clock seconds by phase; those in which several runs were active are divided equally among them."""
         self._kinds: dict[Hashable, _Seen] = {}
         self._flops: dict[Hashable, float] = {}

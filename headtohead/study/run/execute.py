@@ -17,6 +17,7 @@ from headtohead.common.stop import Stop
 from headtohead.study.plan.branches import drop_checkpoints
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.plan import Plan
+from headtohead.study.plan.population import group_populations
 from headtohead.study.run.events import Event
 from headtohead.study.run.executor import Executor, InProcess, WorkerPool
 from headtohead.study.run.scoring import is_done
@@ -73,6 +74,13 @@ def execute(
         executor = WorkerPool(store, execution, workers, probes=probes, stop=stop)
     else:
         executor = InProcess(store, execution, plan.layers, probes=probes, stop=stop)
+    passes = [group for group in group_populations(pending, execution) if len(group) > 1]
+    if passes:
+        rows = sorted({len(group) for group in passes})
+        display.note(
+            f"{sum(map(len, passes))} runs are trained as populations: {len(passes)} passes of "
+            f"{' or '.join(map(str, rows))} rows"
+        )
     executor.submit(pending)
     try:
         with _interruptible(summary, executor):

@@ -116,35 +116,51 @@ class TrainingPass:
         return [self.states.get(spec.id, "stopped") for spec in self.specs]
 
     def _train(self, specs: list[RunSpec]) -> None:
+        """Train runs in one pass, or in two if their rows do not fit into memory together."""
         try:
-            rows = [self._begin(spec, len(specs)) for spec in specs]
-
-            def ended(index: int, outcome: Outcome) -> None:
-                self._record(specs[index], lambda: self._finish(rows[index], outcome, len(rows)))
-
-            if not specs[0].stacked:
-                self._until_stopped(rows, rows[0].trainer, lambda: ended(0, rows[0].trainer.run()))
-                return
-            population = PopulationTrainer(
-                [row.trainer for row in rows],
-                record=self._may_record(specs[0])
-                and records(self.execution.record, specs[0].size, self.device, compiled=False),
-                compile=bool(self.execution.compile),  # only on request: it must be the same for all arms
-                save_every=self.execution.save_every,
-                stop=self._after_step,
-            )
-
-            def train() -> None:
-                for index, outcome in enumerate(population.run(ended)):
-                    if specs[index].id not in self.states:
-                        ended(index, outcome)
-
-            self._until_stopped(rows, population, train)
+            self._train_pass(specs)
+            return
         except Exception as error:
-            # An error that affects all rows is recorded or reported for each.
-            for spec in specs:
-                if spec.id not in self.states:
-                    self._record(spec, partial(_raise, error))
+            splits = isinstance(error, torch.OutOfMemoryError) and specs[0].stacked and len(specs) > 1
+            if not splits or any(spec.id in self.states for spec in specs):
+                # An error that affects all rows is recorded or reported for each.
+                for spec in specs:
+                    if spec.id not in self.states:
+                        self._record(spec, partial(_raise, error))
+                return
+        # The error, which holds the tensors of the pass, is gone here.
+        half = (len(specs) + 1) // 2
+        message = f"out of memory: the {len(specs)} rows of this pass are trained in passes of {half}"
+        self.emit(Event("warning", specs[0].id, message=message))
+        torch.cuda.empty_cache()
+        for part in (specs[:half], specs[half:]):
+            if not any(state in UNFINISHED for state in self.states.values()):
+                self._train(part)
+
+    def _train_pass(self, specs: list[RunSpec]) -> None:
+        rows = [self._begin(spec, len(specs)) for spec in specs]
+
+        def ended(index: int, outcome: Outcome) -> None:
+            self._record(specs[index], lambda: self._finish(rows[index], outcome, len(rows)))
+
+        if not specs[0].stacked:
+            self._until_stopped(rows, rows[0].trainer, lambda: ended(0, rows[0].trainer.run()))
+            return
+        population = PopulationTrainer(
+            [row.trainer for row in rows],
+            record=self._may_record(specs[0])
+            and records(self.execution.record, specs[0].size, self.device, compiled=False),
+            compile=bool(self.execution.compile),  # only on request: it must be the same for all arms
+            save_every=self.execution.save_every,
+            stop=self._after_step,
+        )
+
+        def train() -> None:
+            for index, outcome in enumerate(population.run(ended)):
+                if specs[index].id not in self.states:
+                    ended(index, outcome)
+
+        self._until_stopped(rows, population, train)
 
     def _until_stopped(
         self, rows: list[_Row], trainer: Trainer | PopulationTrainer, train: Callable[[], None]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headtohead import Study, forecast
 from headtohead.cli.main import main
@@ -27,6 +28,7 @@ from headtohead.study.store.frozen import Lock, changing_lock, read_lock
 from headtohead.study.store.lease import LeaseManager
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import Store
+from headtohead.training.population import PopulationTrainer
 from tests import processes
 
 SMALL = {"tokens": 2560, "batch": 256, "seeds": 3, "lr": 5e-3}
@@ -171,6 +173,32 @@ def test_a_time_limit_waits_for_the_first_compiled_graph(
     ClaimLoop(store, jobs, ExecutionSettings(compile=True), Stop.after(0.0), lambda event: None).work()
     assert {store.run(job.id).state() for job in jobs} == {"stopped"}
     assert all(any(store.run(job.id).checkpoints.glob("step-*")) for job in jobs)
+
+
+def test_rows_that_do_not_fit_into_memory_are_trained_in_smaller_passes(
+    story: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = PopulationTrainer.__init__
+
+    def small(self: PopulationTrainer, members: Any, **given: Any) -> None:
+        if len(members) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        usual(self, members, **given)
+
+    monkeypatch.setattr(PopulationTrainer, "__init__", small)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    store = Store(tmp_path)
+    store.make()
+    jobs = runs_of(story, arms=["standard"], evaluations=2)
+    events: list[Event] = []
+    work(store, jobs, NEVER, events.append)
+    messages = [event.message for event in events if event.kind == "warning"]
+    assert messages[0] == "out of memory: the 3 rows of this pass are trained in passes of 2"
+    for job in jobs:
+        result = store.run(job.id).result()
+        assert result.status == "done"
+        wanted = Store(finished).run(job.id).result().test.values["bits_per_byte"]
+        assert result.test.values["bits_per_byte"] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_rows_of_tasks_match_separate_runs(tmp_path: Path) -> None:
