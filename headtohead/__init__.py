@@ -38,7 +38,14 @@ if TYPE_CHECKING:
 _HOME = {
     **dict.fromkeys(
         (
-            *("bench_decode", "bench_generate", "bench_growth", "bench_kernels", "bench_population"),
+            *(
+                "bench_decode",
+                "bench_generate",
+                "bench_growth",
+                "bench_kernels",
+                "bench_population",
+                "bench_study",
+            ),
             *("bench_train", "catalog", "check", "corpus_stats", "cost", "draw_growth", "evaluate"),
             *("evaluate_task", "examine_study", "explain", "forecast", "generate_text", "judge"),
             *("load", "load_model", "look", "open_study", "reproduce", "Reproduction", "run_toy"),

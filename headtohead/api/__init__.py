@@ -5,6 +5,7 @@ from headtohead.api.bench import bench_generate as bench_generate
 from headtohead.api.bench import bench_growth as bench_growth
 from headtohead.api.bench import bench_kernels as bench_kernels
 from headtohead.api.bench import bench_population as bench_population
+from headtohead.api.bench import bench_study as bench_study
 from headtohead.api.bench import bench_train as bench_train
 from headtohead.api.bench import check_growth_picture as check_growth_picture
 from headtohead.api.bench import draw_growth as draw_growth

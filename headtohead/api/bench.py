@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headtohead.api.bench_study import bench_study
 from headtohead.bench.decode import bench_decode
 from headtohead.bench.generate import bench_generate
 from headtohead.bench.growth import bench_growth
@@ -19,6 +20,7 @@ __all__ = [
     "bench_growth",
     "bench_kernels",
     "bench_population",
+    "bench_study",
     "bench_train",
     "check_growth_picture",
     "draw_growth",

@@ -22,10 +22,10 @@ from headtohead.study.judge.forecast import Forecast, forecast_plan, seen_spread
 from headtohead.study.judge.runs_csv import Columns, Judged, judge_table
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.plan.population import PopulationPolicy
+from headtohead.study.plan.population import TUNING, PopulationPolicy
 from headtohead.study.plan.step_timing import FrozenStepTimes
 from headtohead.study.plan.tuning import grid_spec
-from headtohead.study.store.frozen import frozen_population, read_lock, write_lock
+from headtohead.study.store.frozen import read_lock, write_lock
 from headtohead.study.store.run_store import Store
 
 
@@ -125,18 +125,26 @@ def forecast(
         source = f"seen in {folder}" if spread is not None else ""
     count = processes(chosen, workers, threads)
     with progress_bar("forecasting", quiet) as progress, TemporaryDirectory() as scratch:
-        started = frozen_population(folder) if folder is not None else None
-        policy = PopulationPolicy(None, execution, started)
+        lock = read_lock(folder) if folder is not None else None
         # A forecast uses the study's frozen step times but does not store new ones.
-        if folder is not None:
-            write_lock(Path(scratch), read_lock(folder))
+        if lock is not None:
+            write_lock(Path(scratch), lock)
         step_times = FrozenStepTimes(Path(scratch), execution, progress=progress)
         plan = plan_study(
-            study.spec, data_dir=data_dir, progress=progress, step_times=step_times, in_population=policy
+            study.spec,
+            data_dir=data_dir,
+            progress=progress,
+            step_times=step_times,
+            in_population=PopulationPolicy(None, execution, lock),
         )
         if study.spec.tune is not None:
             tried = grid_spec(study.spec, study.spec.tune.lr)
-            tuning = plan_study(tried, data_dir=data_dir, progress=progress)
+            tuning = plan_study(
+                tried,
+                data_dir=data_dir,
+                progress=progress,
+                in_population=PopulationPolicy(None, execution, lock, TUNING),
+            )
             plan = dataclasses.replace(
                 plan,
                 runs=tuning.runs | plan.runs,

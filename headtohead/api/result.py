@@ -46,6 +46,8 @@ class StudyResult:
     """Files that could not be read and were skipped."""
     added_seeds: frozenset[int] = frozenset()
     """Seeds added after results were available."""
+    phases: dict[str, float] = field(default_factory=dict, repr=False)
+    """Seconds of this execution by phase."""
 
     @cached_property
     def analysis(self) -> Analysis:

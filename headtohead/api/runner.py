@@ -5,24 +5,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from msgspec import to_builtins
 
 from headtohead.api.result import StudyResult, judge_study
-from headtohead.common.errors import UnreadableFile
+from headtohead.common.errors import UnreadableFile, UserError
+from headtohead.common.estimate import Work
 from headtohead.common.progress import choose_display, progress_bar
 from headtohead.common.schema import read_document, write_document
 from headtohead.integrations.forwarder import forwarding
 from headtohead.integrations.sinks import Sink
 from headtohead.study.config.spec import StudySpec
 from headtohead.study.plan.execution import ExecutionSettings
-from headtohead.study.plan.freeze import planned_seeds
+from headtohead.study.plan.freeze import planned_seeds, populations
 from headtohead.study.plan.plan import Plan, Rates
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.plan.population import PopulationPolicy
+from headtohead.study.plan.population import TUNING, PopulationPolicy
 from headtohead.study.plan.step_timing import FrozenStepTimes
 from headtohead.study.plan.tuning import (
     MAX_EXTENSIONS,
@@ -35,9 +37,9 @@ from headtohead.study.plan.tuning import (
     tuning_key,
 )
 from headtohead.study.run.admission import check_lines, check_plan
-from headtohead.study.run.execute import Summary, execute
+from headtohead.study.run.execute import Summary, execute, work_of
 from headtohead.study.run.resume import reset_failed, reuse_notes, unprobed_note, valid_results
-from headtohead.study.store.frozen import frozen_population, read_lock
+from headtohead.study.store.frozen import changing_lock, read_lock
 from headtohead.study.store.history import History, study_marks
 from headtohead.study.store.manifest import Manifest
 from headtohead.study.store.result import RunResult
@@ -73,8 +75,13 @@ class StudyRunner:
         """`settings` are those of the study as given, which study.json and history.jsonl record."""
         self.spec, self.settings, self.store, self.execution, self.how = spec, settings, store, execution, how
         self.display = choose_display(how.quiet)
+        self.phases: dict[str, float] = {}
+        """Seconds by phase."""
         _check_newer(store)
-        self.policy = PopulationPolicy(how.population, execution, frozen_population(store.path))
+        if how.population and all(length.startswith("time") for length in spec.lengths) and spec.tune is None:
+            raise UserError(
+                "population=True: runs under length=time are timed alone and cannot be rows of a population"
+            )
 
     def run(self) -> StudyResult:
         """Run everything that has no result yet, then judge and write the report."""
@@ -84,11 +91,14 @@ class StudyRunner:
             )
         tuning = Tuning()
         if self.spec.tune is not None:
-            found = self.tune()
+            with self._phase("tune"):
+                found = self.tune()
             if isinstance(found, StudyResult):
-                return found
+                return dataclasses.replace(found, phases=self.phases)
             tuning = found
-        plan = self.plan(self.spec, tuning.rates())
+        self.display.estimate.spent.clear()  # of the tuning
+        with self._phase("prepare"):
+            plan = self.plan(self.spec, tuning.rates())
         self.store.make()
         known = self.finished(plan)
         manifest = dataclasses.replace(plan.manifest, tuning=tuning.rows)
@@ -101,7 +111,33 @@ class StudyRunner:
         ):
             self.display.note(message)
         summary = self.execute(plan)
-        return self.report(judge_study(self.store, manifest, added, known), summary)
+        self.phases |= {name: seconds for name, seconds in self.display.estimate.spent.items() if seconds}
+        with self._phase("report"):
+            result = self.report(judge_study(self.store, manifest, added, known), summary)
+        return dataclasses.replace(result, phases=self.phases)
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Count the seconds of the block as those of a phase."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases[name] = time.monotonic() - began
+
+    def policy(self, prefix: str) -> PopulationPolicy:
+        """Return the policy for the contests of the study, or with the prefix `TUNING` for those of its tuning."""
+        wanted = self.how.population
+        if wanted is None and prefix and self._tuned_apart():
+            wanted = False
+        return PopulationPolicy(wanted, self.execution, read_lock(self.store.path), prefix)
+
+    def _tuned_apart(self) -> bool:
+        """Return whether trials were trained before there was a choice; they continue as separate runs."""
+        if not self.store.runs() or read_lock(self.store.path).populations or self.spec.tune is None:
+            return False
+        trials = plan_study(grid_spec(self.spec, self.spec.tune.lr), data_dir=self.execution.data_dir or None)
+        return any(self.store.run(run).path.is_dir() for run in trials.runs)
 
     def plan(self, spec: StudySpec, rates: Rates | None = None) -> Plan:
         """Return the plan of the study, or of a grid of its tuning, with the arms that contain user code checked."""
@@ -112,8 +148,7 @@ class StudyRunner:
                 rates=rates,
                 progress=progress,
                 step_times=FrozenStepTimes(self.store.path, self.execution, progress=progress),
-                # Each tuning run has its own learning rate; they are not trained as a population.
-                **({"in_population": self.policy} if spec is self.spec else {}),
+                in_population=self.policy(TUNING if spec.tune is None and self.spec.tune else ""),
             )
             checks = check_plan(
                 plan,
@@ -132,10 +167,14 @@ class StudyRunner:
         key = tuning_key(self.spec, self.plan(grid_spec(self.spec, grid[:1])))
         if (known := frozen_tuning(self.store.path, key)) is not None:
             return known
+        later = self._work_after_tuning()
         for extensions in range(MAX_EXTENSIONS + 1):
             plan = self.plan(grid_spec(self.spec, grid))
+            if any(run.stacked for run in plan.runs.values()):
+                with changing_lock(self.store.path) as lock:
+                    lock.populations |= populations(plan, TUNING)
             self.finished(plan)  # moves damaged results aside, so that they are not counted as failed rates
-            summary = self.execute(plan)
+            summary = self.execute(plan, later)
             if summary.left:
                 return StudyResult(self.store.path, plan.manifest, [], summary)
             rows = trials(self.spec, plan, self.store, grid)
@@ -179,11 +218,27 @@ class StudyRunner:
             write_document(store.path / "study.json", record)
         return added
 
-    def execute(self, plan: Plan) -> Summary:
-        """Train and evaluate the unfinished runs of a plan until the deadline."""
+    def _work_after_tuning(self) -> list[Work]:
+        """Return the work of the contests, without those whose lengths are measured first."""
+        lengths = tuple(length for length in self.spec.lengths if not length.startswith("time"))
+        if not lengths:
+            return []
+        plan = self.plan(dataclasses.replace(self.spec, lengths=lengths))
+        return [work_of(plan, run) for run in plan.runs.values()]
+
+    def execute(self, plan: Plan, later: Sequence[Work] = ()) -> Summary:
+        """Train and evaluate the unfinished runs of a plan until the deadline; `later` follows after it."""
         seconds = max(0.0, self.how.deadline - time.monotonic())
         with forwarding(self.display, self.store, self.spec.name, self.how.sinks) as shown:
-            return execute(self.store, plan, self.execution, shown, workers=self.how.workers, seconds=seconds)
+            return execute(
+                self.store,
+                plan,
+                self.execution,
+                shown,
+                workers=self.how.workers,
+                seconds=seconds,
+                later=later,
+            )
 
     def report(self, result: StudyResult, summary: Summary) -> StudyResult:
         """Write the verdicts and the page; return the result with the summary of its execution."""

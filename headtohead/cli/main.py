@@ -34,6 +34,7 @@ COMMANDS: dict[str, str] = {
     "bench train": "time the training step next to other libraries",
     "bench growth": "measure how time and memory of a step grow",
     "bench population": "time a population of seeds next to separate runs",
+    "bench study": "time a whole study by phase",
     "bench kernels": "measure the fused kernels and their errors",
     "bench decode": "measure decoding from a K=V cache",
     "bench generate": "time generation from a long prompt next to transformers",

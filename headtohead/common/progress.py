@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headtohead.common.estimate import Estimate, Work
 from headtohead.common.numbers import short_count, short_time
 from headtohead.common.terminal import is_terminal, printable, say
 
@@ -25,15 +26,7 @@ class _Active:
 
     title: str
     steps: int
-    tokens: float
-    first: int = -1
-    """The step it resumed from. Steps restored from a checkpoint do not count toward speed."""
     step: int = 0
-
-    @property
-    def done(self) -> float:
-        """Tokens trained by this process."""
-        return self.tokens * max(0, self.step - max(0, self.first)) / max(1, self.steps)
 
 
 class Display:
@@ -41,19 +34,20 @@ class Display:
 
     def __init__(self) -> None:
         self.runs = self.done = 0
-        self.total = self.finished = 0.0
         self.active: dict[str, _Active] = {}
-        self.began = time.monotonic()
+        self.estimate = Estimate()
         self.listener: Callable[[str, bool], None] = lambda run, ended: None
         """Called with every run that has logged a row or has ended."""
 
-    def begin(self, runs: int, done: int, tokens: float) -> None:
-        """Start with the total number of runs, the number already done, and the tokens still to train."""
-        self.runs, self.done, self.total, self.began = runs, done, tokens, time.monotonic()
+    def begin(self, runs: int, work: Sequence[Work], later: Sequence[Work] = ()) -> None:
+        """Start with the total number of runs and those to do; `later` is work of later executions."""
+        self.runs, self.done, self.active = runs, runs - len(work), {}
+        self.estimate.begin(work, later)
 
-    def started(self, run: str, title: str, steps: int, tokens: float) -> None:
+    def started(self, run: str, title: str, steps: int) -> None:
         """Record the start of a run."""
-        self.active[run] = _Active(title, steps, tokens)
+        self.active[run] = _Active(title, steps)
+        self.estimate.enter(run, "start")
 
     def shows(self, run: str) -> bool:
         """Return whether a run has started and not ended."""
@@ -62,24 +56,31 @@ class Display:
     def stepped(self, run: str, step: int, nats: float, rate: float) -> None:
         """Record that a run has finished a step."""
         state = self.active[run]
-        state.first = step - 1 if state.first < 0 else state.first
         state.step = step
+        self.estimate.trained(run, step / max(1, state.steps))
         loss = f"loss {nats / math.log(2):.3f} bits"
         self.show(run, f"step {step}/{state.steps}, {loss}, {short_count(rate)} tokens/s")
         self.listener(run, False)
 
     def compiling(self, run: str) -> None:
         """Record that a run compiles its model or loads it from the compile cache."""
+        self.estimate.enter(run, "compile")
         self.show(run, "compiling", urgent=not self.done)
 
     def scoring(self, run: str, share: float) -> None:
-        """Record the share of the final evaluation that is done."""
+        """Record the share of an evaluation that is done."""
+        self.estimate.enter(run, "score")
         self.show(run, f"scoring, {share:.0%} done")
+
+    def probing(self, run: str, share: float) -> None:
+        """Record the share of the probes that is done."""
+        self.estimate.enter(run, "probe")
+        self.show(run, f"probing, {share:.0%} done")
 
     def ended(self, run: str, message: str) -> None:
         """Record the end of a run and its outcome."""
         state = self.active.pop(run, None)
-        self.finished += state.tokens if state else 0.0
+        self.estimate.end(run)
         self.done += 1
         self.line(f"[{self.done}/{self.runs}] {state.title if state else run}: {message}")
         self.listener(run, True)
@@ -97,25 +98,21 @@ class Display:
     def end(self) -> None:
         """End the display."""
 
-    def trained(self) -> float:
-        """Return the tokens trained so far."""
-        return self.finished + sum(state.done for state in self.active.values())
-
     def left(self) -> str:
-        """Return the estimated time left as text, or an empty string if there is no estimate yet."""
-        trained, spent = self.trained(), time.monotonic() - self.began
-        if trained <= 0 or spent < 2 or self.done >= self.runs:
+        """Return the estimated time left as text, or an empty string if nothing is left."""
+        if self.done >= self.runs and not self.estimate.later:
             return ""
-        return f"about {short_time(max(0.0, self.total - trained) * spent / trained)} left"
+        seconds = self.estimate.seconds_left()
+        return "time left unknown" if seconds is None else f"about {short_time(seconds)} left"
 
 
 class Plain(Display):
     """Plain lines: one at the end of each run, at most one every 15 seconds in between."""
 
-    def begin(self, runs: int, done: int, tokens: float) -> None:
+    def begin(self, runs: int, work: Sequence[Work], later: Sequence[Work] = ()) -> None:
         """Print the amount of work."""
-        super().begin(runs, done, tokens)
-        self.line(f"{runs - done} of {runs} runs to do, {short_count(tokens)} tokens to train")
+        super().begin(runs, work, later)
+        self.line(f"{len(work)} of {runs} runs to do, {short_count(_tokens(work))} tokens to train")
 
     def show(self, run: str, message: str, urgent: bool = False) -> None:
         """Print a line if it is urgent or none was printed recently."""
@@ -140,15 +137,15 @@ class Live(Display):
         self.bars = _bars(*columns, TextColumn("{task.fields[message]}", markup=False))
         self.tasks: dict[str, TaskID] = {}
 
-    def begin(self, runs: int, done: int, tokens: float) -> None:
+    def begin(self, runs: int, work: Sequence[Work], later: Sequence[Work] = ()) -> None:
         """Start the bars."""
-        super().begin(runs, done, tokens)
+        super().begin(runs, work, later)
         self.bars.start()
-        self.whole = self.bars.add_task("study", total=max(1.0, tokens), message=f"{done}/{runs} runs")
+        self.whole = self.bars.add_task("study", total=max(1, runs), message=f"{self.done}/{runs} runs")
 
-    def started(self, run: str, title: str, steps: int, tokens: float) -> None:
+    def started(self, run: str, title: str, steps: int) -> None:
         """Add a bar for the run."""
-        super().started(run, title, steps, tokens)
+        super().started(run, title, steps)
         self.tasks[run] = self.bars.add_task(f"  {printable(title)}", total=steps, message="starting")
 
     def show(self, run: str, message: str, urgent: bool = False) -> None:
@@ -173,7 +170,12 @@ class Live(Display):
 
     def _update(self) -> None:
         message = ", ".join(filter(None, (f"{self.done}/{self.runs} runs", self.left())))
-        self.bars.update(self.whole, completed=self.trained(), message=message)
+        partly = sum(state.step / max(1, state.steps) for state in self.active.values())
+        self.bars.update(self.whole, completed=self.done + partly, message=message)
+
+
+def _tokens(work: Sequence[Work]) -> float:
+    return sum(one.tokens for one in work)
 
 
 def _bars(*columns: ProgressColumn) -> Progress:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import math
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+
+class Stopped(BaseException):
+    """A stop was requested during a measurement. Not an Exception, so that no error handler catches it."""
+
+
+class Interrupted(Stopped):
+    """A stop was requested at an unknown point of a computation, whose state is not saved."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,26 @@ class Stop:
     def seconds_left(self) -> float:
         """Seconds until the time limit, at least 0."""
         return max(0.0, self.deadline - time.monotonic())
+
+
+@contextmanager
+def interrupted_by(stop: Stop, every: float = 0.5) -> Iterator[None]:
+    """Raise Interrupted within the block as soon as `stop` is true; only the main thread of a process can be interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def check(number: int, frame: object) -> None:
+        if stop():
+            raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, check)
+    signal.setitimer(signal.ITIMER_REAL, every, every)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 NEVER = Stop()

@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from headtohead.common.errors import first_line
 from headtohead.kernels.path import traced
+from headtohead.training.compile_cache import empty_cache, set_damaged_aside, use_compile_cache
 
 Function = Callable[..., tuple[Tensor, ...]]
 """Takes only tensors; everything that may change between calls is an argument."""
@@ -41,16 +42,32 @@ class CompiledStep:
                 return self._graph(*given)
             if self.able:
                 try:
-                    graph = self._built(given)
-                    found = graph(*given)
-                    self._graph = graph
-                    return found
+                    return self._first(given)
                 except torch.OutOfMemoryError:
                     raise
                 except Exception as error:
                     self.able = False
                     self.warn(f"the step is not compiled: {first_line(error)}")
         return self.function(*given)
+
+    def _first(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Build the graph and return its outputs; if an entry of the cache fails, build it with an empty cache."""
+        cache = use_compile_cache(self.warn)
+        filled = any(cache.iterdir()) if cache.is_dir() else False
+        try:
+            graph = self._built(given)
+            found = graph(*given)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            if not filled:
+                raise
+            with empty_cache():
+                graph = self._built(given)
+                found = graph(*given)
+            set_damaged_aside(self.warn)
+        self._graph = graph
+        return found
 
     def reset(self) -> None:
         """Rebuild the graph on the next call, because the function has changed."""

@@ -11,10 +11,6 @@ from headtohead.kernels.cuda_graph import CudaGraph, run_beside, try_capture
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps tokens and targets to nats and gradient norm, all on the device; forward, backward, clipping, optimizer."""
-VERIFIED_MECHANISMS = frozenset(
-    {"standard", "coupled", "sharing", "kuramoto", "differential", "approximate", "latent"}
-)
-"""Mechanisms whose graph replays were compared with eager steps on a GPU; those of gated_linear were found to differ."""
 # Eager steps before the capture, in which allocators, tables and the optimizer's state are initialized.
 _WARMUP = 3
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headtohead.model.decoder import Decoder
+from headtohead.training.batches import moved
 from headtohead.training.circuit_rates import Rule, assign
 from headtohead.training.settings import TrainSettings
 
@@ -15,7 +16,7 @@ from headtohead.training.settings import TrainSettings
 def make_optimizer(model: Decoder, settings: TrainSettings, graph_safe: bool = False) -> torch.optim.AdamW:
     """Return AdamW over every parameter, grouped by circuit and rule; circuits with `decay=False` are not decayed.
 
-    With `graph_safe`, learning rates are device tensors, so that a CUDA graph can capture the step.
+    With `graph_safe`, a CUDA graph can capture the step.
     """
     parameters = dict(model.named_parameters())
     circuits = model.circuits()
@@ -31,58 +32,77 @@ def make_optimizer(model: Decoder, settings: TrainSettings, graph_safe: bool = F
             "tag": tag,
             "follows": follows,
             "rule": rule,
-            "weight_decay": settings.weight_decay if decay else 0.0,
             "decays": decay,
+            "settings": settings,
         }
         for (tag, follows, decay, rule), members in groups.items()
     ]
-    return adamw(rows, settings, graph_safe)
+    return adamw(rows, graph_safe)
 
 
 class GraphSafeAdamW(torch.optim.AdamW):
-    """AdamW whose weight decay may change during training; a CUDA graph would bake in AdamW's own as a constant."""
+    """AdamW that a CUDA graph can capture: the numbers that change from step to step are in one tensor on the device."""
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        device = groups[0]["params"][0].device
+        self.rates = torch.ones(2, len(groups), device=device)
+        """The learning rate of each group, and the factor by which its weights shrink before the step."""
+        for index, group in enumerate(groups):
+            group["lr"] = self.rates[0, index]
+            rule: Rule | None = group["rule"]
+            moves = rule is not None and rule.kind != "constant"
+            if group["decays"] and moves and group["settings"].circuit_decay == "equal":
+                # A graph would contain AdamW's own weight decay as a constant.
+                group["shrink"] = self.rates[1, index]
+                group["weight_decay"] = 0.0
+        super().__init__(groups, fused=True, capturable=True)
+        # The warm-up steps run outside the graph; suppress PyTorch's warning about that.
+        self._warned_capturable_if_run_uncaptured = True
 
     def step(self, closure: Any = None) -> Any:
-        """Multiply the weights of groups that have `shrink` (a device scalar) by it, then run AdamW's step."""
+        """Multiply the weights of groups that have `shrink` by it, then run AdamW's step."""
         with torch.no_grad():
             for group in self.param_groups:
                 if "shrink" in group:
                     torch._foreach_mul_(group["params"], group["shrink"])
         return super().step(closure)
 
-
-def adamw(rows: list[dict[str, Any]], settings: TrainSettings, graph_safe: bool) -> torch.optim.AdamW:
-    """Return PyTorch's fused AdamW over parameter groups."""
-    if graph_safe:
-        for row in rows:
-            row["lr"] = torch.full((), settings.lr, device=row["params"][0].device)
-            moves = row["rule"] is not None and row["rule"].kind != "constant"
-            if row["decays"] and moves and settings.circuit_decay == "equal":
-                row["shrink"] = torch.ones((), device=row["params"][0].device)
-                row["weight_decay"] = 0.0
-    optimizer = (GraphSafeAdamW if graph_safe else torch.optim.AdamW)(
-        rows, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True, capturable=graph_safe
-    )
-    # The warm-up steps run outside the graph; suppress PyTorch's warning about that.
-    optimizer._warned_capturable_if_run_uncaptured = True
-    return optimizer
+    def set(self, rates: list[float], shrinks: list[float]) -> None:
+        """Copy the numbers of the next step to the device."""
+        self.rates.copy_(moved(torch.tensor([rates, shrinks], dtype=torch.float32), self.rates.device))
 
 
-def set_rates(optimizer: torch.optim.AdamW, settings: TrainSettings, step: int, steps: int) -> None:
+def adamw(groups: list[dict[str, Any]], graph_safe: bool) -> torch.optim.AdamW:
+    """Return PyTorch's fused AdamW over parameter groups with `settings`, `rule` and `decays`."""
+    for group in groups:
+        settings: TrainSettings = group["settings"]
+        group |= {
+            "lr": settings.lr,
+            "betas": (settings.beta1, settings.beta2),
+            "weight_decay": settings.weight_decay if group["decays"] else 0.0,
+        }
+    return GraphSafeAdamW(groups) if graph_safe else torch.optim.AdamW(groups, fused=True)
+
+
+def set_rates(optimizer: torch.optim.AdamW, step: int, steps: int) -> None:
     """Set every group's learning rate for `step` in 0..steps-1, and its decay if a rule changes the rate."""
-    rate = settings.learning_rate(step, steps)
+    rates, shrinks = [], []
     for group in optimizer.param_groups:
         rule: Rule | None = group["rule"]
+        settings: TrainSettings = group["settings"]
+        rate = settings.learning_rate(step, steps)
         ratio = 1.0 if rule is None else rule.ratio(step, steps)
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate * ratio)
-        else:
-            group["lr"] = rate * ratio
+        rates.append(rate * ratio)
+        shrinks.append(1 - rate * settings.weight_decay if ratio else 1.0)
         # A step shrinks weights by lr x decay. At ratio 0 the weights are frozen and there is nothing to equalize.
-        if "shrink" in group:
-            group["shrink"].fill_(1 - rate * settings.weight_decay if ratio else 1.0)
-        elif rule is not None and group["decays"] and settings.circuit_decay == "equal" and ratio:
+        equal = rule is not None and group["decays"] and settings.circuit_decay == "equal"
+        if equal and ratio and "shrink" not in group:
             group["weight_decay"] = settings.weight_decay / ratio
+    if isinstance(optimizer, GraphSafeAdamW):
+        optimizer.set(rates, shrinks)
+    else:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def optimizer_tensors(model: Decoder, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,13 +22,20 @@ from headtohead.model.classifier import Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.training.batches import Part, WindowBatches, micro_batches, moved, population_parts
+from headtohead.training.circuit_rates import Rule
 from headtohead.training.compiled_step import CompiledStep
 from headtohead.training.cuda_graph import CudaGraphStep
 from headtohead.training.optimizer import adamw, set_rates
+from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Outcome, Trainer, resume, train
 
-VERIFIED_MECHANISMS = frozenset({"standard", "coupled", "sharing", "kuramoto"})
-"""Mechanisms whose populations were verified against separate runs on a GPU; others form populations only on request."""
+ROW_SETTINGS = frozenset(
+    {
+        *("lr", "schedule", "warmup", "floor", "decay_share", "weight_decay", "beta1", "beta2", "clip"),
+        *("circuit_lr", "circuit_decay"),
+    }
+)
+"""Training settings in which the rows of a population may differ."""
 # Align each parameter in its group's tensor to 32 numbers (a cache line), as kernels expect.
 _LINE = 32
 _STATE = ("exp_avg", "exp_avg_sq")
@@ -55,7 +63,7 @@ class _Slot:
 
 
 class PopulationTrainer:
-    """Trains the models of several trainers that differ only in their seeds in one pass."""
+    """Trains the models of several trainers in one pass; they may differ in seed and in `ROW_SETTINGS`."""
 
     def __init__(
         self,
@@ -69,13 +77,21 @@ class PopulationTrainer:
         first = members[0]
         if reason := blocking_layers(first.model.size):
             raise UserError(reason)
+        for member in members[1:]:
+            for name, value in vars(first.settings).items():
+                if name not in ROW_SETTINGS and getattr(member.settings, name) != value:
+                    raise UserError(f"the rows of a population cannot differ in {name}")
         self.members, self.first, self.save_every, self.stop = list(members), first, save_every, stop
         self.settings, self.device = first.settings, first.device
-        self.slots, self.flats, rows = self._layout()
+        self.spans = _spans([member.settings for member in members])
+        self.slots, self.flats, groups = self._layout()
+        self.parts = [group["params"][0] for group in groups]
+        """Each flat tensor's rows of equal settings, which the optimizer updates together."""
         # A task's batches vary in length, and each length would be compiled or captured again.
         fixed = isinstance(first.batches, WindowBatches)
         record = record and fixed and self.device.type == "cuda"
-        self.optimizer = adamw(rows, self.settings, record)
+        self.optimizer = adamw(groups, record)
+        self.clip = self._clips()
         self.buffers: dict[str, Tensor] = {}
         self._gradients_kept: list[Tensor] = []
         trained = {slot.name for slots in self.slots for slot in slots}
@@ -95,11 +111,11 @@ class PopulationTrainer:
         self._gather()
 
     def one_step(self) -> tuple[Tensor, Tensor]:
-        """Do one step; return the mean nats and gradient norm of each row (seeds,), still on the device."""
+        """Do one step; return the mean nats and gradient norm of each row (rows,), still on the device."""
         if not self.buffers:
             self._stack_buffers()
         step = self.first.step
-        set_rates(self.optimizer, self.settings, step, self.first.steps)
+        set_rates(self.optimizer, step, self.first.steps)
         if isinstance(self.first.batches, WindowBatches):
             count = self.first.sequences
             batches = [part for member in self.members for part in member.batches.parts(step, count)]
@@ -108,8 +124,10 @@ class PopulationTrainer:
             nats, norms = (self._graphed or self._whole_step)(tokens, targets)
         else:
             nats, norms = self._update(lambda given: self._descent(self._parts(step), given))
-        if self.first.circuits and self.first.logs_next:
+        if self.first.logs_next and any(member.circuits for member in self.members):
             self._record_gradients(norms)
+        if any(step + 1 in member.branching.marks for member in self.members):
+            self._spread()  # a checkpoint for branches is written after this step
         return nats, norms
 
     def _parts(self, step: int) -> Iterator[Part]:
@@ -118,7 +136,7 @@ class PopulationTrainer:
         return (part.on(self.device) for part in population_parts(rows))
 
     def _whole_step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Do one step on tokens and targets (seeds, sequences, context) that are already on the device."""
+        """Do one step on tokens and targets (rows, sequences, context) that are already on the device."""
         descent = self._compiled or self._on_windows
         return self._update(lambda given: descent(tokens, targets, *given))
 
@@ -134,20 +152,21 @@ class PopulationTrainer:
                 self.first.halve_micro(error)
                 if self._compiled is not None:
                     self._compiled.reset()
-        for flat, grad in zip(self.flats, grads, strict=True):
-            flat.grad = grad
-        if self.first.circuits:
+        pairs = ((grad, span) for grad in grads for span in self.spans)
+        for part, (grad, (start, stop)) in zip(self.parts, pairs, strict=True):
+            part.grad = grad[start:stop]
+        if any(member.circuits for member in self.members):
             self._gradients_kept = grads
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return nats, norms
 
     def _on_windows(self, tokens: Tensor, targets: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        """Return `_descent` on windows (seeds, sequences, context), in micro-batches."""
+        """Return `_descent` on windows (rows, sequences, context), in micro-batches."""
         return self._descent(micro_batches(tokens, targets, self.first.micro), list(given))
 
     def _descent(self, parts: Iterable[Part], given: list[Tensor]) -> tuple[Tensor, ...]:
-        """Return the mean nats and gradient norms (seeds,), and each group's clipped gradients (seeds, numbers).
+        """Return the mean nats and gradient norms (rows,), and each group's clipped gradients (rows, numbers).
 
         `given` lists the groups' tensors, then the parameters without a gradient, then the buffers.
         """
@@ -180,7 +199,7 @@ class PopulationTrainer:
         targets: Tensor,
         padding: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the objective and the mean nats of each row (seeds,)."""
+        """Return the objective and the mean nats of each row (rows,)."""
 
         def one(weights: Any, buffers: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
             tokens, targets, *padded = given
@@ -197,59 +216,73 @@ class PopulationTrainer:
         return found
 
     def _clip(self, grads: list[Tensor]) -> Tensor:
-        """Clip each row's gradients in place; return the gradient norms before clipping (seeds,)."""
+        """Clip each row's gradients in place; return the gradient norms before clipping (rows,)."""
         parts = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
         norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
-        if self.settings.clip:
+        if self.clip is not None:
             shares = self._shares(norms).unsqueeze(1)
             for grad in grads:
                 grad.mul_(shares)
         return norms
 
+    def _clips(self) -> Tensor | float | None:
+        """Return the norm to which gradients are clipped: one for all rows, or each row's (rows,); None if none is."""
+        given = [member.settings.clip for member in self.members]
+        if not any(given):
+            return None
+        if len(set(given)) == 1:
+            return given[0]
+        return torch.tensor([clip or 1e30 for clip in given], device=self.device)
+
     def _shares(self, norms: Tensor) -> Tensor:
-        """Return the factor by which clipping scales each row's gradients (seeds,)."""
-        clip = self.settings.clip
-        return (clip / (norms + 1e-6)).clamp_max(1.0) if clip else torch.ones_like(norms)
+        """Return the factor by which clipping scales each row's gradients (rows,)."""
+        if self.clip is None:
+            return torch.ones_like(norms)
+        return (self.clip / (norms + 1e-6)).clamp_max(1.0)
 
     def _record_gradients(self, norms: Tensor) -> None:
         """Pass each row's gradients of the last step, before clipping, to its circuit log."""
         shares = self._shares(norms)
         for row, member in enumerate(self.members):
+            if member.circuits is None:
+                continue
             for slots, grads in zip(self.slots, self._gradients_kept, strict=True):
                 for slot in slots:
                     member.model.get_parameter(slot.name).grad = slot.of(grads[row]) / shares[row]
-            assert member.circuits is not None
             member.circuits.record_gradients()
             member.model.zero_grad(set_to_none=True)
 
     def _layout(self) -> tuple[list[list[_Slot]], list[Tensor], list[dict[str, Any]]]:
-        """Return one tensor (seeds, numbers) per rule and decay, the slots of its parameters, and the optimizer's groups.
+        """Return flat tensors (rows, numbers), the slots of their parameters, and the optimizer's groups.
 
-        The models' parameters become views of these tensors, so each model can be scored and saved on its own.
+        A flat tensor has the parameters with the same rules in every row; it has one group for each span of rows with
+        equal settings. The models' parameters become views of these tensors, so each model can be scored and saved on
+        its own.
         """
-        names = {parameter: name for name, parameter in self.first.model.named_parameters()}
         unused = self._unused()
-        groups: dict[tuple[Any, bool], tuple[dict[str, Any], list[str]]] = {}
-        for group in self.first.optimizer.param_groups:
-            members = [names[parameter] for parameter in group["params"] if names[parameter] not in unused]
-            facts = {key: group[key] for key in ("rule", "decays", "weight_decay")}
-            groups.setdefault((group["rule"], group["decays"]), (facts, []))[1].extend(members)
-        all_slots, flats, rows = [], [], []
-        for facts, members in groups.values():
-            if not members:
-                continue
+        by_rules: dict[tuple[Any, ...], list[str]] = {}
+        rules = [_rules(member) for member in self.members]
+        for name in rules[0]:
+            if name not in unused:
+                by_rules.setdefault(tuple(row[name] for row in rules), []).append(name)
+        all_slots, flats, groups = [], [], []
+        for facts, names in by_rules.items():
             slots: list[_Slot] = []
-            for name in members:
+            for name in names:
                 shape = self.first.model.get_parameter(name).shape
                 slots.append(_Slot(name, slots[-1].next if slots else 0, shape))
-            flat = self._joined([self._stacked(slot.name) for slot in slots], slots).requires_grad_()
-            for row, member in zip(flat.detach(), self.members, strict=True):
+            flat = self._joined([self._stacked(slot.name) for slot in slots], slots)
+            for row, member in zip(flat, self.members, strict=True):
                 for slot in slots:
                     member.model.get_parameter(slot.name).data = slot.of(row)
             all_slots.append(slots)
             flats.append(flat)
-            rows.append({"params": [flat], **facts})
-        return all_slots, flats, rows
+            for start, stop in self.spans:
+                rule, decays = facts[start]
+                part = flat[start:stop].requires_grad_()
+                settings = self.members[start].settings
+                groups.append({"params": [part], "rule": rule, "decays": decays, "settings": settings})
+        return all_slots, flats, groups
 
     def _unused(self) -> set[str]:
         """Return the names of the parameters that receive no gradient; the optimizer would not update them."""
@@ -265,7 +298,7 @@ class PopulationTrainer:
         return {name for name, grad in zip(weights, grads, strict=True) if grad is None}
 
     def _stacked(self, name: str) -> Tensor:
-        """Return the parameter of that name of every row (seeds, *shape), without a gradient."""
+        """Return the parameter of that name of every row (rows, *shape), without a gradient."""
         return torch.stack([member.model.get_parameter(name).detach() for member in self.members])
 
     def _stack_buffers(self) -> None:
@@ -276,7 +309,7 @@ class PopulationTrainer:
         }
 
     def _joined(self, parts: list[Tensor], slots: list[_Slot]) -> Tensor:
-        """Return (seeds, numbers) from parts (seeds, *shape), padded with zeros to whole cache lines."""
+        """Return (rows, numbers) from parts (rows, *shape), padded with zeros to whole cache lines."""
         row: list[Tensor] = []
         for part, slot in zip(parts, slots, strict=True):
             row.append(part.flatten(1))
@@ -289,38 +322,58 @@ class PopulationTrainer:
         self._spread()
         for index, member in enumerate(self.members):
             if index not in ended:
-                member.micro = self.first.micro
                 member.save()
 
     def _spread(self) -> None:
-        """Copy each row of the optimizer state into its member's optimizer."""
-        for flat, slots in zip(self.flats, self.slots, strict=True):
-            state = self.optimizer.state.get(flat, {})
-            for row, member in enumerate(self.members):
+        """Give each member the state of its row, as a separate run would have it."""
+        for member in self.members:
+            member.micro = self.first.micro
+        for part, slots, (start, stop) in self._placed():
+            state = self.optimizer.state.get(part, {})
+            for row, member in enumerate(self.members[start:stop]):
                 for slot in slots if state else ():
                     parameter = member.model.get_parameter(slot.name)
                     own = {key: slot.of(state[key][row]) for key in _STATE}
                     member.optimizer.state[parameter] = {"step": state["step"].clone(), **own}
 
+    def _placed(self) -> Iterator[tuple[Tensor, list[_Slot], tuple[int, int]]]:
+        """Yield each tensor that the optimizer updates, the slots of its parameters and its span of rows."""
+        pairs = ((slots, span) for slots in self.slots for span in self.spans)
+        for part, (slots, span) in zip(self.parts, pairs, strict=True):
+            yield part, slots, span
+
     def _gather(self) -> None:
         """Join the optimizer states of the members' checkpoints; weights are views and need no copy."""
         self._stack_buffers()
-        for flat, slots in zip(self.flats, self.slots, strict=True):
-            parameters = [
-                [member.model.get_parameter(slot.name) for slot in slots] for member in self.members
-            ]
+        for part, slots, (start, stop) in self._placed():
             states = [
-                [member.optimizer.state.get(parameter, {}) for parameter in row]
-                for member, row in zip(self.members, parameters, strict=True)
+                [member.optimizer.state.get(member.model.get_parameter(slot.name), {}) for slot in slots]
+                for member in self.members[start:stop]
             ]
             if not all(state for row in states for state in row):
                 continue  # no step has been done
-            self.optimizer.state[flat] = {"step": states[0][0]["step"].clone()} | {
+            self.optimizer.state[part] = {"step": states[0][0]["step"].clone()} | {
                 key: self._joined(
                     [torch.stack([row[index][key] for row in states]) for index in range(len(slots))], slots
                 )
                 for key in _STATE
             }
+
+
+def _spans(settings: Sequence[TrainSettings]) -> list[tuple[int, int]]:
+    """Return the first and last (exclusive) of each span of adjacent rows with equal settings."""
+    ends = [row for row in range(1, len(settings)) if settings[row] != settings[row - 1]]
+    return list(pairwise((0, *ends, len(settings))))
+
+
+def _rules(member: Trainer) -> dict[str, tuple[Rule | None, bool]]:
+    """Return the rule of each parameter's learning rate and whether its weights decay, by name."""
+    names = {parameter: name for name, parameter in member.model.named_parameters()}
+    return {
+        names[parameter]: (group["rule"], group["decays"])
+        for group in member.optimizer.param_groups
+        for parameter in group["params"]
+    }
 
 
 def blocking_layers(size: Size) -> str:

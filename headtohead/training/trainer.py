@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from headtohead.training.checkpoint import (
     save_checkpoint,
 )
 from headtohead.training.circuit_log import CircuitLog
+from headtohead.training.compile_cache import use_compile_cache
 from headtohead.training.cuda_graph import CudaGraphStep
 from headtohead.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, set_rates
 from headtohead.training.settings import TrainSettings
@@ -61,8 +63,8 @@ class Hooks:
     rewind: Callable[[int], None] = lambda step: None
     """Called before resuming: rows logged after this step, and its evaluation, will be repeated."""
     warn: Callable[[str], None] = lambda message: None
-    compiling: Callable[[], None] = lambda: None
-    """Called before the first step of a compiled model, which may take a minute."""
+    compiling: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Entered for the first step of a compiled model, which may take a minute."""
 
 
 @dataclass(frozen=True)
@@ -109,15 +111,15 @@ def train(
     runs.resume()
     for member in members:
         member.begin()
-    if runs.compiled:
-        first.hooks.compiling()
     outcomes: dict[int, Outcome] = {}
-    status, saved = "done", time.monotonic()
+    status, saved, compiling = "done", time.monotonic(), runs.compiled
     while first.step < first.steps:
         for index, member in enumerate(members):
             if index not in outcomes:
                 member.evaluate()
-        for index, (member, *found) in enumerate(zip(members, *runs.one_step(), strict=True)):
+        results = _compiled_step(runs) if compiling else runs.one_step()
+        compiling = False
+        for index, (member, *found) in enumerate(zip(members, *results, strict=True)):
             # A diverged run is still computed with the others; its results are ignored.
             if index in outcomes:
                 member.step += 1
@@ -135,6 +137,18 @@ def train(
             break
     ends = (Outcome(status, member.step, member.train_nats) for member in members)
     return [outcomes.get(index, end) for index, end in enumerate(ends)]
+
+
+def _compiled_step(runs: Runs) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
+    """Do the first step of a compiled model; its seconds count as compiling, not as training."""
+    began = time.monotonic()
+    with runs.members[0].hooks.compiling():
+        nats, norms = map(list, runs.one_step())
+        nats[0].item()  # waits for the device
+    seconds = time.monotonic() - began
+    for member in runs.members:
+        member.exclude(seconds)
+    return nats, norms
 
 
 def resume(members: Sequence[Trainer]) -> None:
@@ -189,12 +203,13 @@ class Trainer:
         self.log_every = max(1, self.steps // LOGGED_POINTS)
         self.circuits = CircuitLog(model, self.optimizer, settings, self.steps) if log_circuits else None
         self.step = 0
-        self.seconds = self.own_seconds = 0.0
+        self.seconds = self.own_seconds = self.compile_seconds = 0.0
         self.train_nats = float("nan")
         self._pending: list[tuple[Tensor, Tensor]] = []
         self._began, self._shown = 0.0, (0, 0.0)
         self.compiled = compile
         if compile:
+            use_compile_cache(hooks.warn)
             model.compile_hidden()
 
     @property
@@ -216,6 +231,11 @@ class Trainer:
         self.model.train()
         self._began = time.monotonic() - self.seconds
         self._shown = self.step, time.monotonic()
+
+    def exclude(self, seconds: float) -> None:
+        """Count seconds since the start as compiling, of which rows of a population have equal shares."""
+        self._began += seconds
+        self.compile_seconds += seconds / self.sharing
 
     def one_step(self) -> tuple[list[Tensor], list[Tensor]]:
         """Do one step; return its mean nats and its gradient norm, still on the device."""
@@ -282,6 +302,7 @@ class Trainer:
             "run": self.name,
             "seconds": self.seconds,
             "own_seconds": self.own_seconds,
+            "compile_seconds": self.compile_seconds,
             "train_nats": None if math.isnan(self.train_nats) else self.train_nats,
         }
         save_checkpoint(folder, Checkpoint(self.step, tensors, facts | {"micro": self.micro}), kept)
@@ -295,6 +316,8 @@ class Trainer:
         if checkpoint is None and self.branching.start is not None:
             try:
                 checkpoint = self._inherited(self.branching.start)
+                if before is not None and checkpoint.step >= before:
+                    checkpoint = None
             except UnreadableFile as error:
                 warnings.append(f"{error}; the trunk's steps are repeated in this run")
         for message in warnings:
@@ -322,6 +345,7 @@ class Trainer:
         self.step = checkpoint.step
         self.seconds = float(checkpoint.state["seconds"])
         self.own_seconds = float(checkpoint.state.get("own_seconds", self.seconds / self.sharing))
+        self.compile_seconds = float(checkpoint.state.get("compile_seconds", 0.0))
         self.micro = int(checkpoint.state["micro"])
         nats = checkpoint.state["train_nats"]
         self.train_nats = float("nan") if nats is None else float(nats)
@@ -360,7 +384,7 @@ class Trainer:
 
     def _one_step(self) -> tuple[Tensor, Tensor]:
         """Do one step; return its mean nats and gradient norm, still on the device."""
-        set_rates(self.optimizer, self.settings, self.step, self.steps)
+        set_rates(self.optimizer, self.step, self.steps)
         if self._graphed is None:
             return self._whole_step(lambda: self.batches.parts(self.step, self.micro))
         (whole,) = self.batches.parts(self.step, self.sequences)

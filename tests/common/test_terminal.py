@@ -77,8 +77,8 @@ def test_progress_shows_titles_and_messages_escaped(
     with progress_bar(HOSTILE) as progress:
         progress(HOSTILE, 0.5)
     for display in (Live(), Plain()):
-        display.begin(1, 0, 100.0)
-        display.started("a", HOSTILE, 10, 100.0)
+        display.begin(1, [])
+        display.started("a", HOSTILE, 10)
         display.note(HOSTILE)
         display.ended("a", HOSTILE)
         display.end()

@@ -81,7 +81,7 @@ def test_decay_times_rate_is_equal_unless_coupled() -> None:
             lr=1e-2, warmup=0, schedule="constant", circuit_lr={"qk": "3x"}, circuit_decay=decay
         )  # type: ignore[arg-type]
         optimizer = make_optimizer(decoder(), settings)
-        set_rates(optimizer, settings, 5, 10)
+        set_rates(optimizer, 5, 10)
         groups = {group["tag"]: group for group in optimizer.param_groups if group["decays"]}
         assert groups["qk"]["lr"] == pytest.approx(3e-2)
         assert groups["qk"]["lr"] * groups["qk"]["weight_decay"] == pytest.approx(product)

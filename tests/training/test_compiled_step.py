@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import stat
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from headtohead.training.compile_cache import use_compile_cache
 from headtohead.training.compiled_step import CompiledStep, divide, inductor, parts_of
 from headtohead.training.population import PopulationTrainer
 from headtohead.training.trainer import Hooks
@@ -59,9 +64,79 @@ def test_they_are_the_same_under_bf16() -> None:
 @pytest.mark.slow
 def test_compiling_is_announced_once() -> None:
     messages: list[str] = []
-    hooks = Hooks(compiling=lambda: messages.append("compiling"))
+    hooks = Hooks(compiling=lambda: nullcontext(messages.append("compiling")))
     compiled(*(trainer(seed, hooks=hooks) for seed in SEEDS)).run()
     assert messages == ["compiling"]
+
+
+def test_the_seconds_of_compiling_are_not_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("headtohead.training.trainer.time.monotonic", lambda: clock[0])
+    population = compiled(*(trainer(seed, sharing=len(SEEDS)) for seed in SEEDS))
+    usual, steps = population.one_step, [0]
+
+    def one_step() -> tuple[Tensor, Tensor]:
+        clock[0] += 2.0 if steps[0] else 90.0
+        steps[0] += 1
+        return usual()
+
+    population.one_step = one_step  # type: ignore[method-assign]
+    population.run()
+    for member in population.members:
+        assert member.compile_seconds == pytest.approx(30)
+        assert member.own_seconds == pytest.approx(2 * (steps[0] - 1) / len(SEEDS))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("H2H_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    return tmp_path / "cache"
+
+
+def test_graphs_are_kept_in_a_private_directory(cache: Path) -> None:
+    folder = use_compile_cache()
+    assert folder.parent == cache / "compiled"
+    assert torch.__version__ in folder.name
+    assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
+
+
+@pytest.mark.parametrize("kind", ["others can write", "a link", "a file"])
+def test_a_directory_of_others_is_not_used(cache: Path, tmp_path: Path, kind: str) -> None:
+    cache.mkdir()
+    if kind == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        (cache / "compiled").symlink_to(tmp_path / "elsewhere")
+    elif kind == "a file":
+        (cache / "compiled").write_text("")
+    else:
+        (cache / "compiled").mkdir()
+        (cache / "compiled").chmod(0o777)
+    warnings: list[str] = []
+    folder = use_compile_cache(warnings.append)
+    assert not folder.is_relative_to(cache)
+    assert "compiled graphs are not kept" in warnings[0]
+    assert not any((tmp_path / "elsewhere").glob("*"))
+
+
+def test_damaged_graphs_are_named_and_compiled_again(cache: Path) -> None:
+    folder = use_compile_cache()
+    (folder / "entry").write_text("damaged")
+    warnings: list[str] = []
+
+    def backend(graph: Any, given: Any) -> Any:
+        if list(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).iterdir()):
+            raise SyntaxError("invalid syntax in entry")
+        return graph
+
+    step = CompiledStep(lambda x: (x * 2,), warnings.append, backend=backend)
+    assert step(torch.ones(2))[0].tolist() == [2.0, 2.0]
+    assert step.able
+    assert len(warnings) == 1
+    assert "are damaged and not used" in warnings[0]
+    assert [path.read_text() for path in (cache / "compiled").glob("*.damaged-*/entry")] == ["damaged"]
+    assert not any(folder.iterdir())
 
 
 def test_a_function_that_reads_its_values_runs_uncompiled() -> None:

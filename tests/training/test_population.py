@@ -17,7 +17,7 @@ from headtohead.data.windows import Windows
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES, Size
-from headtohead.training.optimizer import make_optimizer, set_rates
+from headtohead.training.optimizer import adamw, make_optimizer, set_rates
 from headtohead.training.population import PopulationTrainer, population_blocker
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Hooks, Trainer
@@ -101,6 +101,80 @@ def test_a_population_equals_separate_runs_step_by_step(arm: str) -> None:
     }
     separate = [trainer(seed, arm, **given) for seed in SEEDS]
     assert_same(PopulationTrainer([trainer(seed, arm, **given) for seed in SEEDS]), separate, 1e-7)
+
+
+DIFFERENT: dict[str, list[dict[str, Any]]] = {
+    "rates": [{"lr": 3e-3}, {"lr": 1e-2}, {"lr": 3e-2}],
+    "decay and betas": [{"weight_decay": 0.0}, {"weight_decay": 0.5, "beta1": 0.8}, {"beta2": 0.9}],
+    "clip": [{"clip": 0.05}, {"clip": 0.0}, {"clip": 1.0}],
+    "schedules": [{"warmup": 0.5}, {"schedule": "wsd", "decay_share": 0.3}, {"schedule": "constant"}],
+    "circuits": [
+        {"circuit_lr": [{"tag": "qk", "factor": 10}]},
+        {},
+        {"circuit_lr": [{"tag": "ov", "kind": "ramp", "start": 1, "end": 5}], "circuit_decay": "coupled"},
+    ],
+    "two spans": [{"lr": 3e-3}, {"lr": 3e-3}, {"lr": 1e-2}],
+}
+
+
+@pytest.mark.parametrize("graph_safe", [False, True])
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_rows_of_different_settings_equal_separate_runs(name: str, graph_safe: bool) -> None:
+    settings = [dataclasses.replace(SETTINGS, **changes) for changes in DIFFERENT[name]]
+
+    def members() -> list[Trainer]:
+        pairs = zip((1, 1, 2), settings, strict=True)
+        return [trainer(seed, settings=each, dtype=torch.float64) for seed, each in pairs]
+
+    population = PopulationTrainer(members())
+    if graph_safe:
+        population.optimizer = adamw(population.optimizer.param_groups, True)
+    assert_same(population, members(), 1e-5 if graph_safe else 1e-7)
+
+
+def test_rows_follow_a_hand_written_adamw() -> None:
+    rows = [
+        {"lr": 3e-3, "weight_decay": 0.0},
+        {"lr": 2e-2, "weight_decay": 0.7, "beta1": 0.5, "beta2": 0.8},
+        {"lr": 1e-2, "weight_decay": 0.2, "warmup": 0.4},
+    ]
+    settings = [dataclasses.replace(SETTINGS, clip=0.0, **changes) for changes in rows]
+    population = PopulationTrainer([trainer(1, settings=each, dtype=torch.float64) for each in settings])
+    name = "blocks.0.mechanism.q.weight"
+    weights = [member.model.get_parameter(name).detach().clone() for member in population.members]
+    first = [torch.zeros_like(weight) for weight in weights]
+    second = [torch.zeros_like(weight) for weight in weights]
+    gradients: list[Tensor] = []
+    usual = population._clip
+
+    def watched(grads: list[Tensor]) -> Tensor:
+        (index, slot), *_ = (
+            (index, slot)
+            for index, slots in enumerate(population.slots)
+            for slot in slots
+            if slot.name == name
+        )
+        gradients[:] = [slot.of(grads[index][row]).clone() for row in range(3)]
+        return usual(grads)
+
+    population._clip = watched  # type: ignore[method-assign]
+    for step in range(6):
+        population.one_step()
+        for row, (each, member) in enumerate(zip(settings, population.members, strict=True)):
+            member.step += 1
+            lr, grad = each.learning_rate(step, member.steps), gradients[row]
+            first[row] = each.beta1 * first[row] + (1 - each.beta1) * grad
+            second[row] = each.beta2 * second[row] + (1 - each.beta2) * grad**2
+            mean = first[row] / (1 - each.beta1 ** (step + 1))
+            square = second[row] / (1 - each.beta2 ** (step + 1))
+            weights[row] = weights[row] * (1 - lr * each.weight_decay) - lr * mean / (square.sqrt() + 1e-8)
+            torch.testing.assert_close(member.model.get_parameter(name), weights[row], rtol=1e-10, atol=1e-12)
+
+
+def test_rows_cannot_differ_in_what_a_pass_shares() -> None:
+    other = dataclasses.replace(SETTINGS, smoothing=0.1)
+    with pytest.raises(UserError, match="cannot differ in smoothing"):
+        PopulationTrainer([trainer(1), trainer(1, settings=other)])
 
 
 @pytest.mark.parametrize(
@@ -346,7 +420,7 @@ def test_a_graph_safe_optimizer_keeps_its_rates_in_tensors() -> None:
     plain, graph_safe = (make_optimizer(one.model, settings, kind) for kind in (False, True))
     for step in (0, 7):
         for optimizer in (plain, graph_safe):
-            set_rates(optimizer, settings, step, 20)
+            set_rates(optimizer, step, 20)
         for group, other in zip(plain.param_groups, graph_safe.param_groups, strict=True):
             assert isinstance(other["lr"], Tensor)
             assert group["lr"] == pytest.approx(other["lr"].item())

@@ -66,6 +66,8 @@ class Supports:
     positions: frozenset[str] = frozenset(("rope", "learned", "none"))
     bidirectional: bool = True
     padding: bool = True
+    alone: str = ""
+    """Why its runs are trained alone and step by step; empty if they can be rows of a population and replay CUDA graphs."""
 
 
 @dataclasses.dataclass(frozen=True)

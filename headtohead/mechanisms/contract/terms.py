@@ -38,9 +38,10 @@ class Term:
         """Whether the class comes from a user's file or was passed in Python."""
         return bool(self.path or self.source)
 
-    def is_ours(self, names: frozenset[str]) -> bool:
-        """Return whether it is a built-in mechanism of one of these names."""
-        return not self.user_code and self.kind.name in names
+    @property
+    def verified(self) -> bool:
+        """Whether its populations and CUDA graphs were compared with separate runs on a GPU, as those of built-in ones."""
+        return not self.user_code and not self.kind.supports.alone
 
     def as_dict(self) -> dict[str, Any]:
         """Return every part of this term that can change a result."""

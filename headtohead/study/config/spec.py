@@ -45,12 +45,16 @@ class Arm:
 
 @dataclass(frozen=True)
 class Tune:
-    """The grid of learning rates for every arm, and the training tokens of each trial."""
+    """The grid of learning rates for every arm, and the training tokens and seeds of each trial."""
 
     lr: tuple[float, ...]
     tokens: int
+    seeds: int = 1
+    """The rate with the best mean over this many seeds is chosen."""
 
     def __post_init__(self) -> None:
+        if not 1 <= self.seeds <= _MAX_SEEDS:
+            raise UserError(f"tune.seeds={self.seeds} is not between 1 and {_MAX_SEEDS:,}")
         if len(self.lr) < 3:
             raise UserError("tune.lr takes three rates or more; with fewer, no optimum is inside the grid")
         if not all(0 < rate < 1e3 for rate in self.lr):
@@ -405,8 +409,8 @@ def _tune(value: Any, defaults: dict[str, Any], training: dict[str, Any], in_byt
             f"tune takes a table such as tune = {{lr = [1e-3, 2e-3, 4e-3], tokens = '10M'}}, got {value!r}"
         )
     for key in value:
-        if key not in ("lr", "tokens"):
-            raise unknown("tune setting", str(key), ("lr", "tokens"))
+        if key not in Tune.__dataclass_fields__:
+            raise unknown("tune setting", str(key), Tune.__dataclass_fields__)
     if "lr" in training:
         raise UserError("lr and tune are both given; give only one of them")
     rates = value["lr"]
@@ -418,7 +422,8 @@ def _tune(value: Any, defaults: dict[str, Any], training: dict[str, Any], in_byt
         )
     whole = train_settings(defaults | training).tokens
     tokens = parse_count(value.get("tokens", whole), "tune.tokens")
-    return Tune(tuple(sorted({float(rate) for rate in rates})), tokens)
+    seeds = parse_count(value.get("seeds", 1), "tune.seeds")
+    return Tune(tuple(sorted({float(rate) for rate in rates})), tokens, seeds)
 
 
 def _check_tuning_tokens(training: TrainSettings, context: int) -> None:

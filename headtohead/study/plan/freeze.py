@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,15 @@ def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
         stacked = any(run.stacked for run in plan.runs.values())
         if lock.stacked is not None or stacked:
             lock.stacked = stacked
+        if stacked or lock.populations:
+            lock.populations |= populations(plan)
     return frozenset(entry.added)
+
+
+def populations(plan: Plan, prefix: str = "") -> dict[str, bool]:
+    """Return whether the runs of each contest are rows of populations, by its title after `prefix`."""
+    found = ((dataclasses.replace(entry.contest, branch=""), entry.run) for entry in plan.entries)
+    return {f"{prefix}{contest.title}": plan.runs[run].stacked for contest, run in found}
 
 
 def _comparison(plan: Plan) -> list[Any]:

@@ -36,6 +36,7 @@ from headtohead.training.circuit_rates import assign
 from headtohead.training.settings import TrainSettings
 
 Placed = tuple[Contest, RunSpec]
+InPopulation = Callable[[Contest, Sequence[RunSpec], LayerTable], bool]
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,15 @@ def plan_study(
     rates: Rates | None = None,
     progress: Callable[[str, float], None] = lambda message, share: None,
     step_times: StepTimes | None = None,
-    in_population: Callable[[Sequence[RunSpec], LayerTable], bool] = lambda runs, layers: False,
+    in_population: InPopulation = lambda contest, runs, layers: False,
 ) -> Plan:
     """Return the plan of a study, preparing datasets where needed.
 
-    `step_times` returns seconds per step for length rules that hold time equal. `in_population` returns whether the runs are
-    rows of populations, for all runs of a study or for none.
+    `step_times` returns seconds per step for length rules that hold time equal. `in_population` returns whether the runs
+    of a contest are rows of populations.
     """
     check_probes_ready(spec.probes, data_dir)
-    planner = _Planner(spec, step_times, rates or {}, _starts(spec))
+    planner = _Planner(spec, step_times, rates or {}, _starts(spec), in_population)
     datasets: dict[str, Dataset] = {}
     labels: dict[str, str] = {}
     for name, size, context in product(spec.corpora or spec.tasks, spec.sizes, spec.contexts or (0,)):
@@ -89,8 +90,6 @@ def plan_study(
             contest = Contest(name, dataset.label, size, shape, length, context_label, numerics=str(NUMERICS))
             planner.add(_Place(spec, name, dataset, corpus, contest, context))
     runs, trunks = planner.runs, planner.trunks
-    if in_population([run for _, run in runs], planner.layers):
-        runs = [(contest, dataclasses.replace(run, stacked=True)) for contest, run in runs]
     return Plan(
         spec,
         _distinct(spec, runs, trunks),
@@ -172,9 +171,15 @@ class _Planner:
     """Collects the runs of all contests."""
 
     def __init__(
-        self, spec: StudySpec, step_times: StepTimes | None, rates: Rates, starts: dict[str, Start]
+        self,
+        spec: StudySpec,
+        step_times: StepTimes | None,
+        rates: Rates,
+        starts: dict[str, Start],
+        in_population: InPopulation,
     ) -> None:
         self.spec, self.step_times, self.rates, self.starts = spec, step_times, rates, starts
+        self.in_population = in_population
         self.baseline = spec.arms.index(spec.baseline_arm)
         self.layers: LayerTable = {}
         self.runs: list[Placed] = []
@@ -200,6 +205,16 @@ class _Planner:
             if contest.length != "tokens":
                 firsts = self._lengthened(firsts, dataset, here)
             lengths.append((here, firsts))
+        rows = [
+            dataclasses.replace(run, seed=seed)
+            for _, firsts in lengths
+            for run in firsts
+            for seed in spec.seeds
+        ]
+        if self.in_population(contest, rows, self.layers):
+            lengths = [
+                (here, [dataclasses.replace(run, stacked=True) for run in firsts]) for here, firsts in lengths
+            ]
         if spec.branches:
             self._grow(place, lengths)
         else:

@@ -1,11 +1,13 @@
 """Decides which runs of a study are trained as rows of one population.
 
-Either all runs of a study are rows or none, so that compared runs are computed the same way.
+Either all runs of a contest are rows or none, so that compared runs are computed the same way. The trials of its tuning
+are decided apart from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,30 +18,41 @@ from headtohead.model.decoder import Decoder
 from headtohead.study.plan.dataset import task_model
 from headtohead.study.plan.execution import ExecutionSettings, max_rows
 from headtohead.study.plan.plan import LayerTable
+from headtohead.study.store.frozen import Lock, frozen_population
+from headtohead.study.store.manifest import Contest
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.training.acceleration import is_small
-from headtohead.training.population import VERIFIED_MECHANISMS, population_blocker
+from headtohead.training.circuit_rates import STORED
+from headtohead.training.population import ROW_SETTINGS, population_blocker
+from headtohead.training.settings import TrainSettings
 
 MOST = 16
 """Maximum rows of a population: a GPU gains nothing beyond."""
+TUNING = "tuning of "
+"""Precedes the title of a contest in study.lock.json where its tuning is meant."""
 
 
 class PopulationPolicy:
-    """Decides whether a study's runs are trained as populations; with `wanted=None`, only where it is faster.
+    """Decides whether the runs of a contest are trained as populations; with `wanted=None`, only where it is faster.
 
-    A study that was `started` one way continues that way, on any device.
+    A contest that was started one way, as `lock` says, continues that way on any device.
     """
 
     def __init__(
-        self, wanted: bool | None, execution: ExecutionSettings, started: bool | None = None
+        self, wanted: bool | None, execution: ExecutionSettings, lock: Lock | None = None, prefix: str = ""
     ) -> None:
-        self.wanted, self.execution, self.started = wanted, execution, started
+        """`prefix` is `TUNING` for the trials of a tuning."""
+        self.wanted, self.execution, self.prefix = wanted, execution, prefix
+        self.lock = Lock({}) if lock is None else lock
 
-    def __call__(self, runs: Sequence[RunSpec], layers: LayerTable) -> bool:
+    def __call__(self, contest: Contest, runs: Sequence[RunSpec], layers: LayerTable) -> bool:
         """Return whether all runs are rows of a population; raise UserError if that is requested but not possible."""
-        wanted = self.started if self.wanted is None else self.wanted
-        several = len({run.seed for run in runs}) > 1
-        if wanted is False or not (several or self.started):  # one seed alone is no population
+        if contest.length.startswith("time"):
+            return False  # timed alone
+        started = frozen_population(self.lock, f"{self.prefix}{contest.title}")
+        wanted = started if self.wanted is None else self.wanted
+        several = len({shared_by_rows(run) for run in runs}) < len(runs)
+        if wanted is False or not (several or started):  # one run alone is no population
             return False
         if wanted:
             if reason := self._reason_against(runs, layers):
@@ -52,12 +65,9 @@ class PopulationPolicy:
             return True
         able = torch.device(self.execution.device).type == "cuda"
         pays = several and all(is_small(run.size) for run in runs)
-        # Verified on a GPU: these mechanisms, on windows of a corpus.
+        # Verified on windows of a corpus; the batches of tasks vary in length and gain little.
         known = not any(run.task for run in runs) and all(
-            term.is_ours(VERIFIED_MECHANISMS)
-            for used in layers.values()
-            for layer in used
-            for term in layer.terms
+            term.verified for used in layers.values() for layer in used for term in layer.terms
         )
         return able and pays and known and self._room(runs) and not self._reason_against(runs, layers)
 
@@ -68,10 +78,6 @@ class PopulationPolicy:
 
     def _reason_against(self, runs: Sequence[RunSpec], layers: LayerTable) -> str:
         """Return why the runs cannot be rows of a population, or an empty string."""
-        if any(run.parent for run in runs):
-            return "runs with branches cannot be rows of a population"
-        if any(run.length.startswith("time") for run in runs):
-            return "runs under length=time are timed alone and cannot be rows of a population"
         text = np.broadcast_to(np.zeros(1, dtype=np.int64), 2**40)  # long enough for any companion
         for run in {(run.size, run.layers): run for run in runs}.values():
             own = list(layers[run.layers])
@@ -81,22 +87,38 @@ class PopulationPolicy:
         return ""
 
 
+def shared_by_rows(run: RunSpec) -> str:
+    """Return what the runs of one pass have in common, as text: all but the seed and the settings of a row."""
+    identity = run.identity
+    training = {
+        key: value
+        for key, value in identity["training"].items()
+        if key not in ROW_SETTINGS and key not in STORED
+    }
+    parent = run.parent.step if run.parent else None
+    return canonical_json({**identity, "training": training, "seed": None, "parent": parent})
+
+
 def group_populations(runs: Iterable[RunSpec], execution: ExecutionSettings) -> list[list[RunSpec]]:
     """Return the runs in groups that are trained in one pass, in their order; most groups are a single run.
 
-    Rows of a population differ only in seed. As many as fit into memory are one group.
+    Rows with equal settings are adjacent. As many as fit into memory are one group.
     """
     alike: dict[str, list[RunSpec]] = {}
     for run in runs:
-        key = canonical_json({**run.identity, "seed": None}) if run.stacked else run.id
-        alike.setdefault(key, []).append(run)
+        alike.setdefault(shared_by_rows(run) if run.stacked else run.id, []).append(run)
     device = torch.device(execution.device)
     found = []
     for members in alike.values():
         most = MOST
         if len(members) > 1 and device.type == "cuda":
             most = max(1, min(MOST, max_rows(members[0].size, members[0].training, device)))
-        # Populations of about equal size: 20 seeds become 10 + 10, not 16 + 4.
-        parts = -(-len(members) // most)
-        found += [members[index::parts] for index in range(parts)]
+        order: dict[TrainSettings, list[RunSpec]] = {}
+        for run in members:
+            order.setdefault(run.training, []).append(run)
+        rows = [run for same in order.values() for run in same]
+        # Populations of about equal size: 20 rows become 10 + 10, not 16 + 4.
+        parts = -(-len(rows) // most)
+        ends = [len(rows) * index // parts for index in range(parts + 1)]
+        found += [rows[start:stop] for start, stop in pairwise(ends)]
     return found

@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from itertools import chain, count, islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from headtohead.common.errors import DamagedFile, UserError
@@ -81,7 +83,7 @@ def _beyond(inner: float, edge: float) -> float:
 
 
 def grid_spec(spec: StudySpec, grid: tuple[float, ...]) -> StudySpec:
-    """Return the study with one arm for each arm and rate, the tuning budget and one seed."""
+    """Return the study with one arm for each arm and rate, with the budget and the seeds of the tuning."""
     assert spec.tune is not None
     arms = []
     for lr in grid:
@@ -99,11 +101,18 @@ def grid_spec(spec: StudySpec, grid: tuple[float, ...]) -> StudySpec:
         primary="",
         lengths=("tokens",),
         branches=(),
-        seeds=spec.seeds[:1],
+        seeds=_seeds(spec),
         tune=None,
         bytes=0,
         probes=(),
     )
+
+
+def _seeds(spec: StudySpec) -> tuple[int, ...]:
+    """Return the seeds of the tuning: the study's first ones, and further ones if there are too few."""
+    assert spec.tune is not None
+    more = (seed for seed in count(1) if seed not in spec.seeds)
+    return tuple(islice(chain(spec.seeds, more), spec.tune.seeds))
 
 
 def _label(label: str, lr: float) -> str:
@@ -111,17 +120,22 @@ def _label(label: str, lr: float) -> str:
 
 
 def _identity(plan: Plan) -> list[Any]:
-    """Return what is tuned, without the rates."""
+    """Return what is tuned, without the rates, and however the trials are trained."""
     return sorted(
-        canonical_json({**run.identity, "training": {**run.identity["training"], "lr": None}})
+        canonical_json(
+            {**run.identity, "training": {**run.identity["training"], "lr": None}, "stacked": False}
+        )
         for run in plan.compared()
     )
 
 
 def trials(spec: StudySpec, plan: Plan, store: Store, grid: tuple[float, ...]) -> list[Rate]:
-    """Return the score of every arm at every rate of the grid, with the best one chosen."""
+    """Return the mean score over the tuning's seeds of every arm at every rate of the grid, with the best one chosen.
+
+    A rate at which a seed diverged or failed has no score.
+    """
     results = store.results(sorted(plan.runs))
-    scores: dict[tuple[str, str, str, str, str], dict[float, float | None]] = {}
+    found: dict[tuple[str, str, str, str, str], dict[float, list[float | None]]] = {}
     signs: dict[str, int] = {}
     names = {_label(arm.label, lr): (arm.label, lr) for arm in spec.arms for lr in grid}
     for entry in plan.entries:
@@ -132,10 +146,11 @@ def trials(spec: StudySpec, plan: Plan, store: Store, grid: tuple[float, ...]) -
         value = result.valid.values[measure.name] if result is not None and result.valid is not None else None
         signs[contest.corpus] = 1 if measure.better == "lower" else -1
         key = (contest.corpus, contest.size, contest.context, contest.shape, label)
-        scores.setdefault(key, {})[lr] = value
+        found.setdefault(key, {}).setdefault(lr, []).append(value)
     rows = []
-    for (corpus, size, context, shape, label), values in scores.items():
+    for (corpus, size, context, shape, label), by_rate in found.items():
         sign = signs[corpus]
+        values = {lr: _mean(scores) for lr, scores in by_rate.items()}
         # Ties, such as several rates with a perfect task score, are resolved to the middle rate.
         ranked = sorted((math.inf if score is None else sign * score, lr) for lr, score in values.items())
         ties = [lr for value, lr in ranked if value == ranked[0][0]]
@@ -154,6 +169,11 @@ def trials(spec: StudySpec, plan: Plan, store: Store, grid: tuple[float, ...]) -
             for lr, value in sorted(values.items())
         ]
     return rows
+
+
+def _mean(scores: list[float | None]) -> float | None:
+    known = [score for score in scores if score is not None]
+    return fmean(known) if len(known) == len(scores) else None
 
 
 def _row(row: Any, path: Any) -> Rate:

@@ -66,12 +66,14 @@ class ClaimLoop:
             for index, group in enumerate(groups):
                 if self.stop():
                     return
-                parent = group[0].parent
-                if parent and parent.run in waiting and not self._ready(group[0]):
+                trunks = {run.id: run.parent.run for run in group if run.parent}
+                if any(trunks.get(run.id) in waiting and not self._ready(run) for run in group):
                     held.append(group)
                     continue
-                if parent and parent.run in abandoned:
-                    abandoned.update(run.id for run in group)
+                without = [run for run in group if trunks.get(run.id) in abandoned]
+                abandoned.update(run.id for run in without)
+                group = [run for run in group if run not in without]
+                if not group:
                     continue
                 state = self._attempt(group)
                 if state == "held":
@@ -81,10 +83,11 @@ class ClaimLoop:
                 elif state in ("stopped", "deferred"):
                     abandoned.update(run.id for run in group)
                 elif branching:
-                    if parent:
-                        trunk = parent.run
-                        same = [run for run in self.runs if run.parent and run.parent.run == trunk]
-                        drop_checkpoints(self.store, same)
+                    if trunks:
+                        own = set(trunks.values())
+                        drop_checkpoints(
+                            self.store, [run for run in self.runs if run.parent and run.parent.run in own]
+                        )
                     # The branches of a trunk that has ended run before the next trunk.
                     held += groups[index + 1 :]
                     break

@@ -11,7 +11,9 @@ from msgspec import Struct
 class Event(Struct, frozen=True, omit_defaults=True):
     """One event of a run; which other fields are set depends on its kind."""
 
-    kind: Literal["started", "step", "compiling", "scoring", "warning", "deferred", "waiting", "ended"]
+    kind: Literal[
+        "started", "step", "compiling", "scoring", "probing", "warning", "deferred", "waiting", "ended"
+    ]
     run: str
     step: int = 0
     nats: float | None = None

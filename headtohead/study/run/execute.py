@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from headtohead.common.estimate import Work
 from headtohead.common.numbers import short_count
 from headtohead.common.progress import Display
 from headtohead.common.stop import Stop
 from headtohead.study.plan.branches import drop_checkpoints
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.plan import Plan
+from headtohead.study.plan.population import group_populations
 from headtohead.study.run.events import Event
 from headtohead.study.run.executor import Executor, InProcess, WorkerPool
 from headtohead.study.run.scoring import is_done
@@ -47,8 +49,12 @@ def execute(
     *,
     workers: int = 1,
     seconds: float = math.inf,
+    later: Sequence[Work] = (),
 ) -> Summary:
-    """Execute every run that has no result and take missing probes; stop cleanly on Ctrl-C or after `seconds`."""
+    """Execute every run that has no result and take missing probes; stop cleanly on Ctrl-C or after `seconds`.
+
+    `later` is work of a later execution, which the estimate of the time left includes.
+    """
     probes = plan.spec.probes
 
     def done(run: RunSpec, probes: tuple[str, ...]) -> bool:
@@ -58,9 +64,7 @@ def execute(
     # A trunk whose branches are all done is no longer needed.
     wanted = {run.parent.run for run in pending if run.parent}
     pending = [run for run in pending if not run.branches or run.id in wanted]
-    display.begin(
-        len(plan.runs), len(plan.runs) - len(pending), float(sum(plan.tokens(run) for run in pending))
-    )
+    display.begin(len(plan.runs), [work_of(plan, run) for run in pending], later)
     monitor = Monitor(store, plan, display)
     summary = monitor.summary
     stop = Stop.after(seconds, lambda: summary.stopped)
@@ -70,6 +74,13 @@ def execute(
         executor = WorkerPool(store, execution, workers, probes=probes, stop=stop)
     else:
         executor = InProcess(store, execution, plan.layers, probes=probes, stop=stop)
+    passes = [group for group in group_populations(pending, execution) if len(group) > 1]
+    if passes:
+        rows = sorted({len(group) for group in passes})
+        display.note(
+            f"{sum(map(len, passes))} runs are trained as populations: {len(passes)} passes of "
+            f"{' or '.join(map(str, rows))} rows"
+        )
     executor.submit(pending)
     try:
         with _interruptible(summary, executor):
@@ -82,6 +93,11 @@ def execute(
     summary.stopped = summary.stopped or (stop.late and not all(done(run, probes) for run in pending))
     summary.left = sum(not done(run, probes if summary.stopped else ()) for run in pending)
     return summary
+
+
+def work_of(plan: Plan, run: RunSpec) -> Work:
+    """Return what the estimate of the time left needs to know about a run."""
+    return Work(run.id, (run.layers, run.size), float(plan.tokens(run)), max(1.0, run.flops_per_token))
 
 
 @contextmanager
@@ -122,10 +138,10 @@ class Monitor:
         """Show and count an event."""
         run, display = self.plan.runs[event.run], self.display
         name = self._name(run)
-        if event.kind in ("step", "compiling", "scoring") and not display.shows(run.id):
+        if event.kind in ("step", "compiling", "scoring", "probing") and not display.shows(run.id):
             return  # two workers had the run, because its lock was deleted, and the other one has ended it
         if event.kind == "started":
-            display.started(run.id, name, run.steps, float(self.plan.tokens(run)))
+            display.started(run.id, name, run.steps)
         elif event.kind == "step":
             nats = math.nan if event.nats is None else event.nats
             display.stepped(run.id, event.step, nats, event.rate)
@@ -133,6 +149,8 @@ class Monitor:
             display.compiling(run.id)
         elif event.kind == "scoring":
             display.scoring(run.id, event.share)
+        elif event.kind == "probing":
+            display.probing(run.id, event.share)
         elif event.kind == "warning":
             display.note(f"{name}: {event.message}")
         elif event.kind == "deferred":

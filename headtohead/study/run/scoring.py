@@ -7,7 +7,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from safetensors.torch import save
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import digest_file
 from headtohead.common.progress import part_of
-from headtohead.common.stop import Stop
+from headtohead.common.stop import Stop, Stopped
 from headtohead.model.decoder import Decoder
 from headtohead.study.plan.dataset import Dataset, data_of
 from headtohead.study.probes import Subject, take
@@ -34,17 +34,15 @@ class ExternalError(Exception):
     """An error outside a run, such as a missing corpus or a full disk. The run is kept and has no result."""
 
 
-class Stopped(BaseException):
-    """A stop was requested during a measurement. Not an Exception, so that no error handler catches it."""
-
-
-def measuring(run: RunDirectory, stop: Stop, emit: Emit) -> Callable[[float], None]:
+def measuring(
+    run: RunDirectory, stop: Stop, emit: Emit, kind: Literal["scoring", "probing"] = "scoring"
+) -> Callable[[float], None]:
     """Return a progress callback for a measurement; it emits an event, and raises Stopped if a stop was requested."""
 
     def progress(share: float) -> None:
         if stop():
             raise Stopped
-        emit(Event("scoring", run.id, share=round(share, 3)))
+        emit(Event(kind, run.id, share=round(share, 3)))
 
     return progress
 
@@ -86,6 +84,7 @@ def finish(
     metrics = run.path / "metrics.jsonl"
     cost = Cost(
         train_seconds=round(trainer.own_seconds, 3),
+        compile_seconds=round(trainer.compile_seconds, 3) if trainer.compile_seconds else None,
         score_seconds=round(scored, 3),
         tokens_per_second=round(tokens / max(1e-9, trainer.own_seconds), 1),
         peak_bytes=torch.cuda.max_memory_allocated(trainer.device) if on_gpu else _peak_bytes(),
@@ -129,7 +128,7 @@ def take_probes(
     emit: Emit,
 ) -> None:
     """Take the given probes on a trained run; a probe that is interrupted is taken again at the next start."""
-    progress = measuring(run, stop, emit)
+    progress = measuring(run, stop, emit, "probing")
     for index, name in enumerate(probes):
         shown = part_of(progress, index, index + 1, len(probes))
         subject = Subject(model, data_of(dataset), spec.corpus.name, spec.training.precision, data_dir, shown)

@@ -21,7 +21,7 @@ import torch
 from headtohead.common.errors import NewerFile, UserError
 from headtohead.common.files import write_atomic
 from headtohead.common.progress import part_of
-from headtohead.common.stop import NEVER, Stop
+from headtohead.common.stop import NEVER, Interrupted, Stop, Stopped, interrupted_by
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.study.environment import differences, environment
@@ -33,7 +33,6 @@ from headtohead.study.run.events import Emit, Event
 from headtohead.study.run.restore import restore
 from headtohead.study.run.scoring import (
     ExternalError,
-    Stopped,
     brief,
     finish,
     measuring,
@@ -45,7 +44,6 @@ from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import RunDirectory, Store
 from headtohead.training.acceleration import compiles, records
 from headtohead.training.checkpoint import checkpoint_paths
-from headtohead.training.cuda_graph import VERIFIED_MECHANISMS
 from headtohead.training.population import PopulationTrainer
 from headtohead.training.trainer import Branching, Hooks, Outcome, Trainer
 
@@ -118,35 +116,51 @@ class TrainingPass:
         return [self.states.get(spec.id, "stopped") for spec in self.specs]
 
     def _train(self, specs: list[RunSpec]) -> None:
+        """Train runs in one pass, or in two if their rows do not fit into memory together."""
         try:
-            rows = [self._begin(spec, len(specs)) for spec in specs]
-
-            def ended(index: int, outcome: Outcome) -> None:
-                self._record(specs[index], lambda: self._finish(rows[index], outcome, len(rows)))
-
-            if not specs[0].stacked:
-                self._until_stopped(rows, rows[0].trainer, lambda: ended(0, rows[0].trainer.run()))
-                return
-            population = PopulationTrainer(
-                [row.trainer for row in rows],
-                record=self._may_record(specs[0])
-                and records(self.execution.record, specs[0].size, self.device, compiled=False),
-                compile=bool(self.execution.compile),  # only on request: it must be the same for all arms
-                save_every=self.execution.save_every,
-                stop=self._after_step,
-            )
-
-            def train() -> None:
-                for index, outcome in enumerate(population.run(ended)):
-                    if specs[index].id not in self.states:
-                        ended(index, outcome)
-
-            self._until_stopped(rows, population, train)
+            self._train_pass(specs)
+            return
         except Exception as error:
-            # An error that affects all rows is recorded or reported for each.
-            for spec in specs:
-                if spec.id not in self.states:
-                    self._record(spec, partial(_raise, error))
+            splits = isinstance(error, torch.OutOfMemoryError) and specs[0].stacked and len(specs) > 1
+            if not splits or any(spec.id in self.states for spec in specs):
+                # An error that affects all rows is recorded or reported for each.
+                for spec in specs:
+                    if spec.id not in self.states:
+                        self._record(spec, partial(_raise, error))
+                return
+        # The error, which holds the tensors of the pass, is gone here.
+        half = (len(specs) + 1) // 2
+        message = f"out of memory: the {len(specs)} rows of this pass are trained in passes of {half}"
+        self.emit(Event("warning", specs[0].id, message=message))
+        torch.cuda.empty_cache()
+        for part in (specs[:half], specs[half:]):
+            if not any(state in UNFINISHED for state in self.states.values()):
+                self._train(part)
+
+    def _train_pass(self, specs: list[RunSpec]) -> None:
+        rows = [self._begin(spec, len(specs)) for spec in specs]
+
+        def ended(index: int, outcome: Outcome) -> None:
+            self._record(specs[index], lambda: self._finish(rows[index], outcome, len(rows)))
+
+        if not specs[0].stacked:
+            self._until_stopped(rows, rows[0].trainer, lambda: ended(0, rows[0].trainer.run()))
+            return
+        population = PopulationTrainer(
+            [row.trainer for row in rows],
+            record=self._may_record(specs[0])
+            and records(self.execution.record, specs[0].size, self.device, compiled=False),
+            compile=bool(self.execution.compile),  # only on request: it must be the same for all arms
+            save_every=self.execution.save_every,
+            stop=self._after_step,
+        )
+
+        def train() -> None:
+            for index, outcome in enumerate(population.run(ended)):
+                if specs[index].id not in self.states:
+                    ended(index, outcome)
+
+        self._until_stopped(rows, population, train)
 
     def _until_stopped(
         self, rows: list[_Row], trainer: Trainer | PopulationTrainer, train: Callable[[], None]
@@ -154,17 +168,27 @@ class TrainingPass:
         """Call `train`; if a stop interrupts the scoring, save the training, which is scored at the next start."""
         try:
             train()
-        except Stopped:
+        except Stopped as error:
             if isinstance(trainer, PopulationTrainer):
-                trainer.save([index for index, row in enumerate(rows) if row.spec.id in self.states])
+                ended = [index for index, row in enumerate(rows) if row.spec.id in self.states]
             else:
-                trainer.save()
+                ended = []
+            if not isinstance(error, Interrupted):
+                trainer.save(ended)
             self.states = {row.spec.id: "stopped" for row in rows} | self.states
 
     def _after_step(self) -> bool:
         """Called by a trainer after each step; if it returns True, the trainer saves and stops."""
         self.stop.advance()
         return self.stop()
+
+    @contextmanager
+    def _compiling(self, run: str) -> Iterator[None]:
+        """Report that a run is compiled; a stop interrupts it, but for the first progress of this start."""
+        self.emit(Event("compiling", run))
+        with interrupted_by(self.stop):
+            yield
+        self.stop.advance()  # the compiled graph is kept
 
     def _record(self, spec: RunSpec, work: Callable[[], str]) -> None:
         """Call `work` and keep the resulting state; errors are recorded or reported as `run` describes."""
@@ -248,7 +272,7 @@ class TrainingPass:
                 stop=self._after_step,
                 evaluate=evaluate,
                 rewind=run.rewind,
-                compiling=lambda: self.emit(Event("compiling", run.id)),
+                compiling=lambda: self._compiling(run.id),
                 warn=lambda message: self.emit(Event("warning", run.id, message=message)),
             ),
         )
@@ -300,7 +324,7 @@ def may_record(spec: RunSpec, layers: Sequence[Composed]) -> bool:
     compared with eager ones are allowed. Under length = time the seconds per step were measured without a graph.
     """
     return not spec.length.startswith("time") and all(
-        term.is_ours(VERIFIED_MECHANISMS) for composed in layers for term in composed.terms
+        term.verified for composed in layers for term in composed.terms
     )
 
 

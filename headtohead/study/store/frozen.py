@@ -62,7 +62,9 @@ class Lock(Struct, omit_defaults=True):
     tuning: dict[str, list[dict[str, Any]]] = {}
     """Rows of tuned rates, by digest of the trials."""
     stacked: bool | None = None
-    """Whether the runs are rows of populations; None: planned before there were any."""
+    """Whether there are rows of populations; decides for all contests in locks without `populations`."""
+    populations: dict[str, bool] = {}
+    """Whether the runs of a contest, or of its tuning, are rows of populations, by its title; empty if none are."""
 
 
 def read_lock(folder: Path) -> Lock:
@@ -96,10 +98,11 @@ def changing_lock(folder: Path) -> Iterator[Lock]:
         write_lock(folder, lock)
 
 
-def frozen_population(folder: Path) -> bool | None:
-    """Return whether the runs of a planned study are rows of populations, or None if there is no plan."""
-    lock = read_lock(folder)
-    return bool(lock.stacked) if lock.plans else None
+def frozen_population(lock: Lock, title: str) -> bool | None:
+    """Return whether the runs of a contest of this title are rows of populations, or None if it is not decided."""
+    if lock.plans and not lock.populations:
+        return bool(lock.stacked)
+    return lock.populations.get(title)
 
 
 def valid_seconds(given: Any) -> dict[str, FrozenSeconds]:

@@ -129,6 +129,8 @@ class Cost(Struct, frozen=True):
     """What cost.json says about a run; None: not measured."""
 
     train_seconds: Amount | None = None
+    compile_seconds: Amount | None = None
+    """Of the first step of a compiled model, which `train_seconds` do not include."""
     score_seconds: Amount | None = None
     tokens_per_second: Amount | None = None
     peak_bytes: Amount | None = None

@@ -22,7 +22,7 @@ from headtohead.common.progress import Plain
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.run.events import Event
-from headtohead.study.run.execute import Monitor
+from headtohead.study.run.execute import Monitor, work_of
 from headtohead.study.store.lease import LEASE_SECONDS, LeaseManager, owner_of
 from headtohead.study.store.run_store import Store
 from headtohead.training.checkpoint import latest_checkpoint
@@ -109,7 +109,7 @@ def test_a_run_of_two_workers_may_report_after_its_end(
     plan = plan_study(study(story, arms=["standard"], seeds=1).spec)
     (run,) = plan.runs
     display, step = Plain(), Event("step", run, step=1, nats=1.0, rate=1.0)
-    display.begin(1, 0, 1.0)
+    display.begin(1, [work_of(plan, plan.runs[run])])
     monitor = Monitor(Store(tmp_path), plan, display)
     for event in (Event("started", run), Event("ended", run, state="done"), step, Event("compiling", run)):
         monitor.handle(event)

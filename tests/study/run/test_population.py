@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headtohead import Study, forecast
 from headtohead.cli.main import main
@@ -22,9 +24,11 @@ from headtohead.study.plan.population import MOST, PopulationPolicy, group_popul
 from headtohead.study.run.claim_loop import ClaimLoop
 from headtohead.study.run.events import Emit, Event
 from headtohead.study.run.training import may_record
+from headtohead.study.store.frozen import Lock, changing_lock, read_lock
 from headtohead.study.store.lease import LeaseManager
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import Store
+from headtohead.training.population import PopulationTrainer
 from tests import processes
 
 SMALL = {"tokens": 2560, "batch": 256, "seeds": 3, "lr": 5e-3}
@@ -48,7 +52,9 @@ def study(story: Path, **values: Any) -> Study:
 
 
 def runs_of(story: Path, **values: Any) -> list[RunSpec]:
-    return plan_study(study(story, **values).spec, in_population=lambda runs, layers: True).compared()
+    return plan_study(
+        study(story, **values).spec, in_population=lambda contest, runs, layers: True
+    ).compared()
 
 
 def work(store: Store, runs: list[RunSpec], stop: Stop, emit: Emit = lambda event: None) -> None:
@@ -135,6 +141,66 @@ def test_compiled_rows_are_the_same_runs(
         assert score == pytest.approx(before[key], rel=1e-4)
 
 
+def test_a_stop_ends_a_compilation_and_the_next_start_trains(
+    story: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = threading.Event()
+
+    def endless(graph: Any, given: Any) -> Any:
+        started.set()
+        while True:
+            time.sleep(0.01)
+
+    monkeypatch.setattr("headtohead.training.compiled_step.inductor", endless)
+    store = Store(tmp_path)
+    store.make()
+    jobs = runs_of(story, arms=["standard"], evaluations=2)
+    execution = ExecutionSettings(compile=True)
+    ClaimLoop(store, jobs, execution, Stop(started.is_set), lambda event: None).work()
+    assert [store.run(job.id).state() for job in jobs] == ["waiting"] * 3, "nothing half done is saved"
+    work(store, jobs, NEVER)
+    for job in jobs:
+        assert results(tmp_path)[job.id] == results(finished)[job.id]
+
+
+def test_a_time_limit_waits_for_the_first_compiled_graph(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headtohead.training.compiled_step.inductor", lambda graph, given: graph)
+    store = Store(tmp_path)
+    store.make()
+    jobs = runs_of(story, arms=["standard"])
+    ClaimLoop(store, jobs, ExecutionSettings(compile=True), Stop.after(0.0), lambda event: None).work()
+    assert {store.run(job.id).state() for job in jobs} == {"stopped"}
+    assert all(any(store.run(job.id).checkpoints.glob("step-*")) for job in jobs)
+
+
+def test_rows_that_do_not_fit_into_memory_are_trained_in_smaller_passes(
+    story: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = PopulationTrainer.__init__
+
+    def small(self: PopulationTrainer, members: Any, **given: Any) -> None:
+        if len(members) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        usual(self, members, **given)
+
+    monkeypatch.setattr(PopulationTrainer, "__init__", small)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    store = Store(tmp_path)
+    store.make()
+    jobs = runs_of(story, arms=["standard"], evaluations=2)
+    events: list[Event] = []
+    work(store, jobs, NEVER, events.append)
+    messages = [event.message for event in events if event.kind == "warning"]
+    assert messages[0] == "out of memory: the 3 rows of this pass are trained in passes of 2"
+    for job in jobs:
+        result = store.run(job.id).result()
+        assert result.status == "done"
+        wanted = Store(finished).run(job.id).result().test.values["bits_per_byte"]
+        assert result.test.values["bits_per_byte"] == pytest.approx(wanted, rel=1e-4)
+
+
 def test_rows_of_tasks_match_separate_runs(tmp_path: Path) -> None:
     tasks = {"arms": ["standard"], "tasks": ["grammar:train=70"], "tokens": 3000, "batch": 300, "seeds": 3}
     for folder, stack in (("stacked", True), ("separate", False)):
@@ -156,7 +222,18 @@ def test_a_finished_study_starts_nothing_and_keeps_its_populations(story: Path, 
     again = study(story, evaluations=2, probes=["positions"]).run(finished, quiet=True)
     assert again.summary.done == 0
     assert results(finished) == before
-    assert json.loads((finished / "study.lock.json").read_text())["stacked"] is True
+    assert set(read_lock(finished).populations.values()) == {True}
+
+
+def test_a_lock_of_an_older_version_decides_for_the_whole_study(
+    story: Path, finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "old")
+    with changing_lock(tmp_path / "old") as lock:
+        lock.populations, lock.stacked = {}, True
+    again = study(story, evaluations=2, probes=["positions"]).run(tmp_path / "old", quiet=True)
+    assert again.summary.done == 0
+    assert results(tmp_path / "old") == results(finished)
 
 
 def test_a_forecast_counts_the_finished_rows(story: Path, finished: Path) -> None:
@@ -173,7 +250,7 @@ def test_a_study_started_without_populations_stays_without(story: Path, tmp_path
     assert len(stacked) == 4
     study(story, tokens=512, seeds=2).run(tmp_path, workers=1, population=False, quiet=True)
     assert {run.id for run in Store(tmp_path).runs()} == runs | stacked
-    assert json.loads((tmp_path / "study.lock.json").read_text())["stacked"] is False
+    assert set(read_lock(tmp_path).populations.values()) == {False}
 
 
 @pytest.mark.slow
@@ -324,10 +401,9 @@ def saved_steps(folder: Path) -> int:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"branches": [1280, 2560], "tokens": None}, "branches cannot be rows of a population"),
         ({"model": {"dropout": 0.1}}, "dropout is not supported in a population"),
     ],
-    ids=("branches", "dropout"),
+    ids=("dropout",),
 )
 def test_settings_that_exclude_populations_are_rejected(
     story: Path, tmp_path: Path, values: dict[str, Any], message: str
@@ -336,6 +412,91 @@ def test_settings_that_exclude_populations_are_rejected(
     chosen = Study(arms=["standard"], corpus=f"file:{story}", **given)
     with pytest.raises(UserError, match=message):
         chosen.run(tmp_path, workers=1, population=True, quiet=True)
+
+
+def test_trunks_and_branches_are_rows(story: Path, tmp_path: Path) -> None:
+    values = {"branches": [1280, 2560], "tokens": None, "seeds": 2, "arms": ["standard"]}
+    for name, population in (("rows", True), ("apart", False)):
+        assert (
+            not study(story, **values)
+            .run(tmp_path / name, workers=1, population=population, quiet=True)
+            .summary.left
+        )
+    rows, apart = (
+        {
+            (spec.seed, spec.training.tokens): (run, spec)
+            for run in Store(tmp_path / name).runs()
+            if (spec := run.spec()).parent
+        }
+        for name in ("rows", "apart")
+    )
+    assert len(rows) == 4
+    assert rows.keys() == apart.keys()
+    for key, (run, spec) in rows.items():
+        assert spec.stacked
+        assert run.costs().stacked == 2
+        assert run.metrics()[0]["step"] < spec.parent.step, "the rows of its trunk are included"
+        assert [row["step"] for row in run.metrics()] == [row["step"] for row in apart[key][0].metrics()]
+        found, wanted = (one.result().test.values["bits_per_byte"] for one in (run, apart[key][0]))
+        assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_row_without_its_trunks_checkpoint_repeats_the_steps_with_all_others(
+    story: Path, tmp_path: Path
+) -> None:
+    plan = plan_study(
+        study(story, branches=[1280, 2560], tokens=None, seeds=2, arms=["standard"]).spec,
+        in_population=lambda contest, runs, layers: True,
+    )
+    trunks = [plan.runs[entry.run] for entry in plan.trunks]
+    for name in ("whole", "damaged"):
+        store = Store(tmp_path / name)
+        store.make()
+        work(store, trunks, NEVER)
+        if name == "damaged":
+            shutil.rmtree(store.run(trunks[0].id).branches)
+        notes: list[Event] = []
+        work(store, list(plan.runs.values()), NEVER, notes.append)
+        assert all(store.run(run).finished() for run in plan.runs)
+    whole, damaged = (
+        {run: Store(tmp_path / name).run(run).result().test for run in plan.runs if plan.runs[run].parent}
+        for name in ("whole", "damaged")
+    )
+    for run, score in whole.items():
+        assert damaged[run].values["bits_per_byte"] == pytest.approx(score.values["bits_per_byte"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_tuning_is_one_population_per_arm_over_rates_and_seeds(story: Path, tmp_path: Path) -> None:
+    tune = {"lr": [2e-3, 8e-3, 3e-2], "tokens": 2560, "seeds": 2}
+    chosen = study(story, lr=None, tune=tune, seeds=2)
+    tuned = [
+        chosen.run(tmp_path / name, workers=1, population=way, quiet=True)
+        for name, way in (("a", True), ("b", False))
+    ]
+    rows = [run.costs().stacked for run in Store(tmp_path / "a").runs() if run.spec().label.count("lr")]
+    assert rows
+    assert set(rows) <= {2, 4, 6, 8}, "rates and seeds of an arm in one pass"
+    for one, other in zip(*(result.manifest.tuning for result in tuned), strict=True):
+        assert (one.label, one.lr, one.chosen) == (other.label, other.lr, other.chosen)
+        assert one.score == pytest.approx(other.score, rel=1e-2)  # high rates amplify rounding errors
+    again = chosen.run(tmp_path / "a", workers=1, quiet=True)
+    assert again.summary.done == 0, "started as populations, continued as populations"
+
+
+@pytest.mark.slow
+def test_a_timed_contest_runs_alone_beside_populations(story: Path, tmp_path: Path) -> None:
+    chosen = study(story, length=["tokens", "time"], tokens=2560, seeds=2)
+    assert not chosen.run(tmp_path, workers=1, population=True, quiet=True).summary.left
+    found = {(spec.length, spec.stacked) for run in Store(tmp_path).runs() for spec in [run.spec()]}
+    assert found == {("tokens", True), ("time", False)}
+
+
+def test_arms_that_differ_in_a_setting_of_a_row_share_a_pass(story: Path) -> None:
+    faster = {"arm": "standard", "name": "faster", "circuit_lr": {"qk": "10x"}}
+    runs = runs_of(story, arms=["standard", faster], seeds=2)
+    (population,) = group_populations(runs, ExecutionSettings())
+    assert [run.label for run in population] == ["standard", "standard", "faster", "faster"]
 
 
 def test_length_time_excludes_populations(story: Path, tmp_path: Path) -> None:
@@ -352,9 +513,11 @@ def test_an_arm_that_vmap_does_not_support_is_named(story: Path, tmp_path: Path)
 
 def choice(story: Path, device: str = "cuda", room: int = 100, **values: Any) -> Callable[..., bool]:
     def chosen(wanted: bool | None = None, started: bool | None = None, **execution: Any) -> bool:
-        policy = PopulationPolicy(wanted, ExecutionSettings(device=device, **execution), started)
         plan = plan_study(study(story, **values).spec)
-        return policy(plan.compared(), plan.layers)
+        contest = plan.entries[0].contest
+        lock = Lock({}, populations={} if started is None else {contest.title: started})
+        policy = PopulationPolicy(wanted, ExecutionSettings(device=device, **execution), lock)
+        return policy(contest, plan.compared(), plan.layers)
 
     return chosen
 

@@ -1,0 +1,103 @@
+"""The time left is estimated from the tokens of the plan and the throughput seen, and time spent is divided by phase."""
+
+from __future__ import annotations
+
+import pytest
+
+from headtohead.common.estimate import Estimate, Work
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def train(estimate: Estimate, clock: Clock, runs: list[str], seconds: float, first: float = 0.0) -> None:
+    """Train runs at the same time, with ten reports each."""
+    for run in runs:
+        estimate.enter(run, "start")
+        estimate.trained(run, first)
+    for part in range(1, 11):
+        clock.now += seconds / 10
+        for run in runs:
+            estimate.trained(run, first + (1 - first) * part / 10)
+    for run in runs:
+        estimate.end(run)
+
+
+def test_nothing_is_estimated_before_a_throughput_is_known() -> None:
+    clock = Clock()
+    estimate = Estimate(clock)
+    estimate.begin([Work("a", "standard", 100.0)])
+    assert estimate.seconds_left() is None
+    estimate.enter("a", "start")
+    clock.now += 60
+    estimate.enter("a", "compile")
+    assert estimate.seconds_left() is None
+
+
+def test_every_kind_has_its_own_throughput_and_an_unseen_one_that_of_its_flops() -> None:
+    clock = Clock()
+    estimate = Estimate(clock)
+    estimate.begin(
+        [
+            *(Work(name, "small", 100.0, flops=1.0) for name in ("a", "b")),
+            Work("c", "large", 100.0, flops=5.0),
+        ]
+    )
+    train(estimate, clock, ["a"], 10.0)
+    assert estimate.seconds_left() == pytest.approx(10 + 50)
+    train(estimate, clock, ["c"], 80.0)
+    assert estimate.seconds_left() == pytest.approx(10)
+
+
+def test_rows_of_a_pass_and_workers_run_at_once() -> None:
+    clock = Clock()
+    estimate = Estimate(clock)
+    estimate.begin([Work(f"{arm}{row}", "k", 100.0) for arm in "abc" for row in range(4)])
+    train(estimate, clock, [f"a{row}" for row in range(4)], 10.0)
+    assert estimate.seconds_left() == pytest.approx(20)
+
+
+def test_compiling_and_scoring_count() -> None:
+    clock = Clock()
+    estimate = Estimate(clock)
+    estimate.begin([Work("a", "k", 100.0), Work("b", "k", 100.0)])
+    estimate.enter("a", "start")
+    clock.now += 1
+    estimate.enter("a", "compile")
+    clock.now += 30
+    estimate.trained("a", 0.0)
+    clock.now += 10
+    estimate.trained("a", 1.0)
+    estimate.enter("a", "score")
+    assert estimate.seconds_left() == pytest.approx(10 + 31, abs=1)
+    clock.now += 5
+    estimate.enter("a", "probe")
+    clock.now += 4
+    estimate.end("a")
+    assert estimate.seconds_left() == pytest.approx(10 + 40)
+    assert estimate.spent == pytest.approx(
+        {"start": 1, "compile": 30, "train": 10, "score": 5, "probe": 4, "idle": 0}
+    )
+
+
+def test_steps_of_an_earlier_start_do_not_count_as_speed() -> None:
+    clock = Clock()
+    estimate = Estimate(clock)
+    estimate.begin([Work("a", "k", 100.0), Work("b", "k", 100.0)])
+    train(estimate, clock, ["a"], 10.0, first=0.9)
+    assert estimate.seconds_left() == pytest.approx(100)
+
+
+def test_work_of_a_later_execution_is_included() -> None:
+    clock = Clock()
+    estimate = Estimate(clock)
+    estimate.begin([Work("trial", "k", 100.0)], later=[Work("", "k", 300.0)])
+    train(estimate, clock, ["trial"], 10.0)
+    assert estimate.seconds_left() == pytest.approx(30)
+    estimate.begin([Work("a", "k", 300.0)])
+    assert estimate.seconds_left() == pytest.approx(30), "the throughput of the first execution is kept"
