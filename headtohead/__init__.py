@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headtohead.common.version import VERSION
+from headtohead.common import VERSION
 
 __version__ = VERSION
 

@@ -221,7 +221,7 @@ def test_golden_exports_can_be_imported_into_an_empty_store(
         imported = Store(tmp_path / name)
         for one in runs:
             assert imported.run(one.id).result() == one.result()
-            assert imported.run(one.id).metrics() == one.metrics()
+            assert imported.run(one.id).logged_rows() == one.logged_rows()
             probes = [path.name for path in sorted((one.path / "probes").glob("*"))]
             assert [path.name for path in sorted((imported.run(one.id).path / "probes").glob("*"))] == probes
 

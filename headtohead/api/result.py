@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from headtohead.common import VERSION
 from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.files import digest, digest_file, open_regular, write_atomic, write_json
 from headtohead.common.progress import progress_bar
 from headtohead.common.terminal import say
-from headtohead.common.version import VERSION
 from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.explanations import ArmExplanation
 from headtohead.study.judge.runs_csv import runs_csv

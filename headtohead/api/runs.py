@@ -106,7 +106,7 @@ def evaluate_task(
         dataset = dataset_of(folder, spec, data_dir)
         name, precision = dataset.label, spec.training.precision
         score = dataset.score(model, split, precision, partial(progress, f"scoring {name}"))
-    return {"task": name, "split": split, **score, "without_a_model": dataset.references()}
+    return {"task": name, "split": split, **score.as_dict(), "without_a_model": dataset.references()}
 
 
 def score_task(

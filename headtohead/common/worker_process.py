@@ -1,7 +1,7 @@
 """Worker processes: orders on standard input, one event per line on standard output.
 
-The parent starts a worker with `WorkerProcess`; the worker calls `receive`, or `orders` for several, and `send`. End of file on the worker's
-standard input, because the parent closed it or died, tells it to save its work and stop.
+The parent starts a worker with `WorkerProcess`; the worker calls `receive`, or `orders` for several, and `send`. End of
+file on the worker's standard input, because the parent closed it or died, tells it to save its work and stop.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ def receive(kind: type[T]) -> tuple[T, Callable[[], bool]]:
     stopped = threading.Event()
 
     def listen() -> None:
-        sys.stdin.buffer.read()
+        # Not through sys.stdin: Python aborts at exit if a thread holds its lock.
+        while os.read(0, 2**16):
+            pass
         stopped.set()
 
     threading.Thread(target=listen, daemon=True).start()

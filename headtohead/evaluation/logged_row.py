@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -29,8 +30,8 @@ class LoggedRow(Struct, frozen=True, gc=False):
     grad_norm_max: _Logged | None = None
     seconds: Annotated[float, Meta(ge=0, lt=1e9)] | None = None
     circuits: Circuits | None = None
-    valid: dict[str, Number | None] | None = None
-    test: dict[str, Number | None] | None = None
+    valid: Mapping[str, Number | None] | None = None
+    test: Mapping[str, Number | None] | None = None
 
     def __post_init__(self) -> None:
         for value in (self.nats, self.lr, self.grad_norm, self.grad_norm_max, self.seconds):

@@ -16,10 +16,10 @@ from typing import Any
 import jinja2
 from markupsafe import escape
 
+from headtohead.common import VERSION
 from headtohead.common.errors import UserError
 from headtohead.common.files import digest, read_json, write_json
 from headtohead.common.numbers import short_count
-from headtohead.common.version import VERSION
 from headtohead.data.shards import cache_dir
 from headtohead.report.charts import theme
 from headtohead.study.judge.verdict import Verdict

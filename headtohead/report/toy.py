@@ -9,9 +9,9 @@ from typing import Any
 import altair as alt
 from altair.utils.schemapi import debug_mode
 
+from headtohead.common import VERSION
 from headtohead.common.errors import UserError
 from headtohead.common.files import write_atomic
-from headtohead.common.version import VERSION
 from headtohead.papers.faster_qk.measure import EDGES
 from headtohead.papers.faster_qk.theory import Point, Reduced
 from headtohead.papers.faster_qk.train import ToyResult

@@ -8,15 +8,14 @@ import platform
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy
 import torch
 from msgspec import Struct
 
+from headtohead.common import VERSION
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.typed import Count, Text
-from headtohead.common.version import VERSION
 from headtohead.kernels import backend_name, path_name
 from headtohead.model.sizes import Size
 
@@ -81,21 +80,22 @@ def provenance() -> dict[str, str]:
         "commit": commit(),
         "headtohead": VERSION,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a subclass of str, which msgspec does not encode
     }
 
 
-def environment(device: torch.device, size: Size, precision: str) -> dict[str, Any]:
+def environment(device: torch.device, size: Size, precision: str) -> Environment:
     """Return the provenance plus device, threads and kernels of this machine."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     probe = torch.zeros(1, size.heads, size.context, size.width // size.heads, dtype=dtype, device=device)
-    return provenance() | {
-        "numpy": numpy.__version__,
-        "device": device_name(device),
-        "threads": torch.get_num_threads(),
-        "attention": backend_name(probe, probe, probe),
-        "kernels": path_name(device),
-    }
+    return Environment(
+        **provenance(),
+        numpy=numpy.__version__,
+        device=device_name(device),
+        threads=torch.get_num_threads(),
+        attention=backend_name(probe, probe, probe),
+        kernels=path_name(device),
+    )
 
 
 def device_name(device: torch.device) -> str:
@@ -105,10 +105,10 @@ def device_name(device: torch.device) -> str:
     return f"cpu ({platform.machine()}, {platform.system()})"
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def differences(before: Environment, now: Environment) -> list[str]:
     """Return the changes between two parts of one run that can change the last digits of its result."""
     return [
-        f"{key} {before.get(key)} -> {now.get(key)}"
+        f"{key} {then} -> {after}"
         for key in ("torch", "device", "threads")
-        if before.get(key) != now.get(key)
+        if (then := getattr(before, key)) != (after := getattr(now, key))
     ]

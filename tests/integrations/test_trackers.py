@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 import headtohead as h2h
 from headtohead.cli.main import main
@@ -102,14 +103,14 @@ def logged(folder: Path) -> dict[str, set[tuple[str, float, int]]]:
     """Return the values in the run files of a study as scalars."""
     found: dict[str, set[tuple[str, float, int]]] = {}
     for run in Store(folder).runs():
-        rows, result = run.metrics(), run.result()
+        rows, result = run.logged_rows(), run.result()
         assert result is not None
         scalars = found[run.id] = set()
-        last = rows[-1]["step"]
+        last = rows[-1].step
         for row in rows:
-            step = row.pop("step")
-            scores = row.pop("valid", {})
-            scalars |= {(f"train/{key}", value, step) for key, value in row.items()}
+            known = {key: value for key, value in asdict(row).items() if value is not None}
+            step, scores = known.pop("step"), known.pop("valid", {})
+            scalars |= {(f"train/{key}", value, step) for key, value in known.items()}
             scalars |= {(f"valid/{key}", value, step) for key, value in scores.items()}
         for split in ("valid", "test"):
             scores = getattr(result, split).values
@@ -146,7 +147,7 @@ def test_the_real_tensorboard_reads_back_what_was_tracked(tmp_path: Path) -> Non
     (folder,) = (tmp_path / "tensorboard").iterdir()
     events = reader.EventAccumulator(str(folder))
     events.Reload()
-    logged = [(row["step"], row["nats"]) for row in run.metrics() if "nats" in row]
+    logged = [(row.step, row.nats) for row in run.logged_rows() if row.nats is not None]
     tracked = [(event.step, event.value) for event in events.Scalars("train/nats")]
     assert tracked == [(step, pytest.approx(nats, rel=1e-6)) for step, nats in logged]
     result = run.result()
@@ -227,7 +228,7 @@ def test_a_stopped_run_is_closed_as_stopped_and_tracked_in_full_on_resume(
     planned.run(tmp_path, workers=1, quiet=True, track=second)
     assert [name for name, _ in second.calls].count("done") == result.summary.left
     runs = {run for name, run in second.calls if name == "done"}
-    steps = sum(len(Store(tmp_path).run(run).metrics()) for run in runs)
+    steps = sum(len(Store(tmp_path).run(run).logged_rows()) for run in runs)
     assert len(second.rows) == steps, "rows of the first session too: a tracker may be new"
 
 

@@ -34,6 +34,7 @@ from headtohead.model.classifier import Classifier, Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.study.store.manifest import Measure
+from headtohead.study.store.result import Score, score_of
 from headtohead.study.store.run_spec import RunSpec, TaskKind
 from headtohead.study.store.run_store import RunDirectory
 from headtohead.training.batches import (
@@ -108,8 +109,8 @@ class Dataset(Protocol):
         """Return forward FLOPs per token of a training step, counting only the keys each query attends to."""
         ...
 
-    def score(self, model: Decoder, split: str, precision: str, progress: Progress) -> dict[str, Any]:
-        """Return the scores of a split as JSON-compatible values."""
+    def score(self, model: Decoder, split: str, precision: str, progress: Progress) -> Score:
+        """Return the scores of a split."""
         ...
 
     def scored_tokens(self) -> int:
@@ -183,11 +184,11 @@ class CorpusDataset:
         context = model.size.context
         return model.flops(context, max(1, training.batch // context)).causal
 
-    def score(self, model: Decoder, split: str, precision: str, progress: Progress) -> dict[str, Any]:
+    def score(self, model: Decoder, split: str, precision: str, progress: Progress) -> Score:
         """Return the loss on a split."""
         lengths = self.corpus.tokenizer.token_bytes()
         found = score_split(model, self.corpus.splits[split], lengths, precision=precision, progress=progress)
-        return found.as_dict()
+        return score_of(vars(found))
 
     def scored_tokens(self) -> int:
         """Return the number of tokens in valid and test."""
@@ -282,10 +283,10 @@ class TaskDataset:
         found = model.flops(mean, self._division(training).examples)
         return found.causal if self.task.causal else found.full
 
-    def score(self, model: Decoder, split: str, precision: str, progress: Progress) -> dict[str, Any]:
+    def score(self, model: Decoder, split: str, precision: str, progress: Progress) -> Score:
         """Return every metric of the task on a split."""
         assert isinstance(model, Reader)
-        return score_task(model, self.examples, split, precision=precision, progress=progress)
+        return score_of(score_task(model, self.examples, split, precision=precision, progress=progress))
 
     def scored_tokens(self) -> int:
         """Return the number of tokens in valid and test."""

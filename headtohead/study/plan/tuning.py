@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from headtohead.common.errors import DamagedFile, UserError
+from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json, digest
 from headtohead.study.config.spec import StudySpec
 from headtohead.study.plan.plan import Plan, Rates
-from headtohead.study.store.frozen import NAME, changing_lock, read_lock
+from headtohead.study.store.frozen import changing_lock, read_lock
 from headtohead.study.store.manifest import Rate
 from headtohead.study.store.run_store import Store
 
@@ -57,14 +57,14 @@ def tuning_key(spec: StudySpec, plan: Plan) -> str:
 def frozen_tuning(folder: Path, key: str) -> Tuning | None:
     """Return the rates chosen earlier, or None if the tuning is not finished."""
     known = read_lock(folder).tuning.get(key)
-    return Tuning(tuple(_row(row, folder / NAME) for row in known)) if known else None
+    return Tuning(tuple(known)) if known else None
 
 
 def freeze_tuning(folder: Path, key: str, rows: list[Rate]) -> Tuning:
     """Write the chosen rates to study.lock.json and return them, or those of a process that was first."""
     with changing_lock(folder) as lock:
-        chosen = lock.tuning.setdefault(key, [dataclasses.asdict(row) for row in rows])
-    return Tuning(tuple(_row(row, folder / NAME) for row in chosen))
+        chosen = lock.tuning.setdefault(key, rows)
+    return Tuning(tuple(chosen))
 
 
 def extended(grid: tuple[float, ...], rows: list[Rate]) -> tuple[float, ...]:
@@ -174,11 +174,3 @@ def trials(spec: StudySpec, plan: Plan, store: Store, grid: tuple[float, ...]) -
 def _mean(scores: list[float | None]) -> float | None:
     known = [score for score in scores if score is not None]
     return fmean(known) if len(known) == len(scores) else None
-
-
-def _row(row: Any, path: Any) -> Rate:
-    try:
-        # Older locks use the key bits_per_byte.
-        return Rate(**{"score" if key == "bits_per_byte" else key: value for key, value in row.items()})
-    except TypeError as error:
-        raise DamagedFile(f"damaged file {path}: tuning: {error}") from None

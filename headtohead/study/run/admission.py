@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from msgspec import Struct, convert
 
+from headtohead.common import VERSION
 from headtohead.common.errors import UserError, first_line
 from headtohead.common.files import canonical_json, digest, read_json, write_json
-from headtohead.common.version import VERSION
 from headtohead.common.worker_process import WorkerProcess
 from headtohead.data.shards import cache_dir
 from headtohead.mechanisms.contract.terms import Composed

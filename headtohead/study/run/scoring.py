@@ -7,7 +7,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from msgspec.structs import replace
@@ -17,14 +17,15 @@ from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import digest_file
 from headtohead.common.progress import part_of
 from headtohead.common.stop import Stop, Stopped
+from headtohead.evaluation.logged_row import LoggedRow
 from headtohead.model.decoder import Decoder
 from headtohead.study.plan.dataset import Dataset, data_of
 from headtohead.study.probes import Subject, take
 from headtohead.study.run.events import Emit, Event
 from headtohead.study.run.gate import check_trained, has_user_code
-from headtohead.study.store.result import SPLITS, Best, Cost, RunResult, Score, score_of
+from headtohead.study.store.result import SPLITS, Best, Cost, RunResult, Score
 from headtohead.study.store.run_spec import RunSpec
-from headtohead.study.store.run_store import RunDirectory, read_probe
+from headtohead.study.store.run_store import RunDirectory
 from headtohead.training.batches import BatchSource
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Outcome, Trainer
@@ -71,7 +72,7 @@ def finish(
         result,
         best=best[result.valid.metric] if best and result.valid is not None else None,
         best_by=best,
-        late_fall=None if dataset.task else _late_fall(run.metrics()),
+        late_fall=None if dataset.task else _late_fall(run.logged_rows()),
         environment_changed=changes,
     )
     tokens = trainer.batches.tokens(outcome.step)
@@ -92,7 +93,7 @@ def finish(
         stacked=rows or None,
         metrics_sha256=digest_file(metrics) if metrics.is_file() else None,
     )
-    run.keep("cost.json", cost.as_dict())
+    run.keep_cost(cost)
     if dataset.tokenizer is not None:
         run.keep_tokenizer(dataset.tokenizer)
     _keep(run, model, result, keep_weights)
@@ -105,7 +106,7 @@ def missing_probes(run: RunDirectory, probes: Sequence[str]) -> list[str]:
     found = []
     for name in probes:
         try:
-            if read_probe(run, name) is None:
+            if run.probe(name) is None:
                 found.append(name)
         except DamagedFile:
             found.append(name)
@@ -168,7 +169,7 @@ def _result(
         return replace(result, diverged_at=outcome.diverged_at)
     for index, split in enumerate(SPLITS):
         shown = part_of(progress, index, index + 1, len(SPLITS))
-        score = score_of(dataset.score(model, split, training.precision, shown))
+        score = dataset.score(model, split, training.precision, shown)
         if not math.isfinite(score.values["nats"]):
             return replace(result, diverged_at=outcome.step)
         # Blocks are for the intervals of verdicts, which are about test.
@@ -185,35 +186,35 @@ def brief(score: Score) -> dict[str, float]:
 
 def _best(run: RunDirectory, result: RunResult) -> dict[str, Best]:
     """Return the best step on valid (including the last) for each metric of a task, with its valid and test scores."""
-    evaluated = [row for row in run.metrics() if "test" in row]
-    if not evaluated or result.valid is None or result.test is None:
+    evaluated = [row for row in run.logged_rows() if row.test is not None]
+    if not evaluated or result.valid is None or result.test is None or result.step is None:
         return {}
-    last = {"valid": brief(result.valid), "test": brief(result.test)}
-    rows = [*evaluated, {"step": result.step, **last}]
+    last = LoggedRow(int(result.step), valid=brief(result.valid), test=brief(result.test))
     found = {}
-    for metric in last["valid"]:
+    for metric in last.valid or ():
         if metric != "nats":  # for every metric of a task, higher is better
-            best = max(rows, key=lambda row: _score(row, metric))
-            found[metric] = Best(best["step"], best["valid"], best["test"])
+            best = max((*evaluated, last), key=lambda row: _score(row, metric))
+            found[metric] = Best(best.step, best.valid, best.test)  # type: ignore[arg-type]
     return found
 
 
-def _score(row: dict[str, Any], metric: str) -> float:
-    value = row["valid"].get(metric)
+def _score(row: LoggedRow, metric: str) -> float:
+    value = row.valid.get(metric) if row.valid else None
     return -math.inf if value is None else float(value)
 
 
-def _late_fall(rows: Sequence[dict[str, Any]]) -> float | None:
-    """Return the relative decrease of the loss in the second half of training, from rows of metrics.jsonl."""
-    curve = [(row["step"], row["nats"]) for row in rows if "nats" in row]  # null: not finite
+def _late_fall(rows: Sequence[LoggedRow]) -> float | None:
+    """Return the relative decrease of the loss in the second half of training."""
+    curve = [(row.step, row.nats) for row in rows if row.valid is None]  # None: not finite
     if not curve:
         return None
     last = curve[-1][0]
     middle = [nats for step, nats in curve if 0.45 * last < step <= 0.55 * last]
     end = [nats for step, nats in curve if step > 0.9 * last]
-    if not middle or not end or None in (*middle, *end):
+    known = [[nats for nats in part if nats is not None] for part in (middle, end)]
+    if not middle or not end or known != [middle, end]:
         return None
-    before, after = sum(middle) / len(middle), sum(end) / len(end)
+    before, after = (sum(part) / len(part) for part in known)
     return round((before - after) / before, 4) if before > 0 else None
 
 

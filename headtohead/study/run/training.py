@@ -7,14 +7,12 @@ run of its own, with its directory, lock, checkpoints and result.
 from __future__ import annotations
 
 import dataclasses
-import json
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -24,7 +22,7 @@ from headtohead.common.progress import part_of
 from headtohead.common.stop import NEVER, Interrupted, Stop, Stopped, interrupted_by
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
-from headtohead.study.environment import differences, environment
+from headtohead.study.environment import Environment, differences, environment
 from headtohead.study.plan.branches import kept_checkpoint
 from headtohead.study.plan.dataset import Dataset, dataset_of
 from headtohead.study.plan.execution import ExecutionSettings, layers_of, micro_batch
@@ -39,7 +37,7 @@ from headtohead.study.run.scoring import (
     missing_probes,
     take_probes,
 )
-from headtohead.study.store.result import RunResult, Status, score_of
+from headtohead.study.store.result import RunResult, Status
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import RunDirectory, Store
 from headtohead.training.acceleration import compiles, records
@@ -240,14 +238,14 @@ class TrainingPass:
         def progress(step: int, nats: float, rate: float) -> None:
             self.emit(Event("step", run.id, step=step, nats=nats, rate=rate))
 
-        def evaluate() -> dict[str, Any]:
+        def evaluate() -> dict[str, dict[str, float]]:
             # A task is also scored on test, so that the result includes the test score of the best step.
             splits = ("valid", "test") if dataset.task else ("valid",)
             shown = measuring(run, self.stop, self.emit)
             found = {}
             for index, split in enumerate(splits):
                 part = part_of(shown, index, index + 1, len(splits))
-                found[split] = brief(score_of(dataset.score(model, split, training.precision, part)))
+                found[split] = brief(dataset.score(model, split, training.precision, part))
             return found
 
         # A task's batches have many lengths, and each would need its own compilation or CUDA graph.
@@ -348,8 +346,7 @@ def _branching(run: RunDirectory, spec: RunSpec) -> Branching:
     trunk = RunDirectory(run.path.with_name(parent.run))
     start = kept_checkpoint(trunk, parent.step)
     if not any(run.checkpoints.glob("step-*")) and start.is_dir():
-        rows = [row for row in trunk.metrics() if row["step"] <= parent.step]
-        write_atomic(run.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        run.keep_rows(lambda row: row.step <= parent.step, trunk)
     return Branching(start=start, trunk=parent.run)
 
 
@@ -369,12 +366,12 @@ def _out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _record_environment(run: RunDirectory, now: dict[str, Any], branching: Branching) -> list[str]:
+def _record_environment(run: RunDirectory, now: Environment, branching: Branching) -> list[str]:
     """Append this environment to environment.json; return the changes between consecutive ones, including the trunk's."""
     resumed = any(run.checkpoints.glob("step-*")) if run.checkpoints.is_dir() else False
-    before = run.stretches() if resumed else []
+    before = run.environments() if resumed else []
     if not resumed and branching.start is not None and branching.start.is_dir():
-        before = RunDirectory(run.path.with_name(branching.trunk)).stretches()
-    stretches = [*before, now]
-    run.keep("environment.json", {"stretches": stretches})
-    return [change for before, after in pairwise(stretches) for change in differences(before, after)]
+        before = RunDirectory(run.path.with_name(branching.trunk)).environments()
+    starts = [*before, now]
+    run.keep_environments(starts)
+    return [change for before, after in pairwise(starts) for change in differences(before, after)]

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from headtohead.common.errors import DamagedFile, MissingFile
 from headtohead.common.schema import read_document, write_document
+from headtohead.study.store.manifest import Rate, rename_scores
 from headtohead.study.store.shared import exclusive
 
 NAME = "study.lock.json"
@@ -59,7 +60,7 @@ class Lock(Struct, omit_defaults=True):
     recovered: list[int] | None = None
     """Seeds that a repaired lock took from study.json; all others count as added."""
     seconds: dict[str, FrozenSeconds] = {}
-    tuning: dict[str, list[dict[str, Any]]] = {}
+    tuning: dict[str, list[Rate]] = {}
     """Rows of tuned rates, by digest of the trials."""
     stacked: bool | None = None
     """Whether there are rows of populations; decides for all contests in locks without `populations`."""
@@ -75,12 +76,15 @@ def read_lock(folder: Path) -> Lock:
     path = folder / NAME
     remedy = f"h2h doctor {folder} restores it from study.json"
     try:
-        return msgspec.convert(read_document(path), Lock)
+        record = read_document(path)
+        for rows in record.get("tuning", {}).values() if isinstance(record, dict) else ():
+            rename_scores(rows)
+        return msgspec.convert(record, Lock)
     except MissingFile:
         return Lock({})
     except DamagedFile as error:
         raise DamagedFile(f"{error}; {remedy}") from None
-    except msgspec.ValidationError as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise DamagedFile(f"damaged file {path}: no valid plans ({error}); {remedy}") from None
 
 

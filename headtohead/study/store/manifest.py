@@ -235,14 +235,19 @@ def read_manifest(path: Path) -> tuple[Manifest, frozenset[int]]:
         raise DamagedFile(f"damaged file {path}: {type(error).__name__}: {error}; {remedy}") from None
 
 
+def rename_scores(tuning: Any) -> None:
+    """Name the scores of tuned rates as this version does; older studies only have corpora."""
+    for row in tuning:
+        if "score" not in row:
+            row["score"] = row.pop("bits_per_byte")
+
+
 def manifest_from(record: Any) -> Manifest:
     """Return the manifest from the values of `as_dict`; raise if they are invalid."""
     for group in ("entries", "trunks", "solved", "checks"):
         for row in record.get(group, ()):
             row["contest"].setdefault("numerics", "1")  # studies written with NUMERICS 1 do not record it
-    for row in record.get("tuning", ()):
-        if "score" not in row:  # older studies only have corpora
-            row["score"] = row.pop("bits_per_byte")
+    rename_scores(record.get("tuning", ()))
     manifest: Manifest = convert(record, Manifest)
     if manifest.baseline not in {label for _, label in manifest.arms}:
         raise ValueError(f"the baseline {manifest.baseline!r} is not an arm")

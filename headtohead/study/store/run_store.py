@@ -20,7 +20,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +33,6 @@ from headtohead.common.files import (
     digest,
     digest_file,
     finite,
-    parse_json,
     read_file,
     read_text,
     write_atomic,
@@ -148,12 +147,19 @@ class RunDirectory:
 
     def finish(self, result: RunResult) -> None:
         """Write the result, which marks the run as done."""
-        self.keep("result.json", result.as_dict())
+        self._keep("result.json", result.as_dict())
 
-    def keep(self, name: str, value: dict[str, Any]) -> None:
+    def keep_cost(self, cost: Cost) -> None:
+        """Write the costs."""
+        self._keep("cost.json", cost.as_dict())
+
+    def keep_environments(self, starts: list[Environment]) -> None:
+        """Write the environment of each start."""
+        self._keep("environment.json", msgspec.to_builtins(_Starts(starts)))
+
+    def _keep(self, name: str, value: Mapping[str, Any]) -> None:
         """Write one of the run's documents with the run's id."""
-        content = {key: item for key, item in value.items() if key != "run"}
-        write_document(self.path / name, {"run": self.id} | content)
+        write_document(self.path / name, {"run": self.id, **value})
 
     def owner(self) -> Owner | None:
         """Return the process that works on the run, or None if there is none or it is dead."""
@@ -191,10 +197,6 @@ class RunDirectory:
             return BytePairs(name, read_text(path, MAX_TOKENIZER))
         except MissingFile:
             raise UserError(f"run {self.id} was trained with {name}, but {path} is missing") from None
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """Return the logged rows as JSON values."""
-        return [parse_json(line) for line, _ in self._logged()]
 
     def logged_rows(self, every: int = 1, damage: list[str] | None = None) -> list[LoggedRow]:
         """Return the logged rows, or every `every`-th row counted back from the last.
@@ -253,9 +255,11 @@ class RunDirectory:
         if os.path.lexists(self.path / "metrics.jsonl"):
             self.keep_rows(lambda row: (row.step, row.valid is not None) <= (step, False))
 
-    def keep_rows(self, wanted: Callable[[LoggedRow], bool] = lambda row: True) -> None:
-        """Drop the invalid rows and those that are not wanted from metrics.jsonl."""
-        lines = [line + b"\n" for line, row in self._logged() if wanted(row)]
+    def keep_rows(
+        self, wanted: Callable[[LoggedRow], bool] = lambda row: True, source: RunDirectory | None = None
+    ) -> None:
+        """Write those of its valid rows, or of another run's, that are wanted to metrics.jsonl."""
+        lines = [line + b"\n" for line, row in (source or self)._logged() if wanted(row)]
         write_atomic(self.path / "metrics.jsonl", b"".join(lines))
 
     def reset(self) -> None:
@@ -284,10 +288,6 @@ class RunDirectory:
         if problem:
             raise DamagedFile(f"damaged file {path}: {problem}")
 
-    def stretches(self) -> list[dict[str, Any]]:
-        """Return the environment of each start as JSON values."""
-        return [msgspec.to_builtins(environment) for environment in self.environments()]
-
     def environments(self, damage: list[str] | None = None) -> list[Environment]:
         """Return the environment of each start; empty if missing or damaged, which is added to `damage`."""
         return self._facts(
@@ -312,7 +312,7 @@ class RunDirectory:
         """Write the result of a probe."""
         path = self.probe_path(name)
         path.parent.mkdir(exist_ok=True)
-        self.keep(f"{PROBES}/{path.name}", {"probe": name, "found": msgspec.to_builtins(found)})
+        self._keep(f"{PROBES}/{path.name}", {"probe": name, "found": msgspec.to_builtins(found)})
 
     def probe_path(self, name: str) -> Path:
         """Return the file of a probe: its name and a digest of its argument."""
@@ -473,8 +473,3 @@ def check_trained_weights(folder: RunDirectory) -> None:
         raise UserError(f"run {folder.id} is not finished ({folder.state()})")
     if result.status != "done" or not folder.weights.is_file():
         raise UserError(f"run {folder.id} has no trained weights ({result.status})")
-
-
-def read_probe(run: RunDirectory, name: str) -> Found | None:
-    """Return the result of a probe, or None if it has not run; raise DamagedFile if it is invalid."""
-    return run.probe(name)

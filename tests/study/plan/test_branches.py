@@ -80,7 +80,7 @@ def test_a_branch_equals_the_uninterrupted_run_bit_for_bit(story: Path, raced: P
         branch = Store(raced).run(run.id)
         assert whole.result().as_dict() == branch.result().as_dict()
         assert whole.weights.read_bytes() == branch.weights.read_bytes()
-        assert [row["step"] for row in branch.metrics()] == [row["step"] for row in whole.metrics()]
+        assert [row.step for row in branch.logged_rows()] == [row.step for row in whole.logged_rows()]
 
 
 def test_a_branch_names_its_parent_and_is_another_run_than_the_one_alone(story: Path, raced: Path) -> None:
@@ -209,7 +209,7 @@ def test_several_workers_do_each_run_once_and_branches_wait(story: Path, raced: 
     assert not result.summary.trouble
     assert faults.results(tmp_path / "pool") == faults.results(raced)
     for run in Store(tmp_path / "pool").runs():
-        assert len(run.stretches()) == (2 if run.spec().parent else 1)  # the trunk's and its own
+        assert len(run.environments()) == (2 if run.spec().parent else 1)  # the trunk's and its own
 
 
 def test_branches_of_a_deferred_trunk_do_not_run(story: Path, tmp_path: Path) -> None:

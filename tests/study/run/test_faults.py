@@ -87,7 +87,7 @@ def test_a_worker_whose_parent_is_killed_saves_its_newest_step(story: Path, tmp_
     checkpoint, warnings = latest_checkpoint(folder.checkpoints)
     assert not warnings
     assert checkpoint is not None
-    assert folder.metrics()[-1]["step"] <= checkpoint.step < run.steps
+    assert folder.logged_rows()[-1].step <= checkpoint.step < run.steps
     assert folder.state() == "stopped"
 
 

@@ -107,9 +107,9 @@ def test_rows_have_their_own_directories_metrics_probes_and_results(finished: Pa
         assert run.costs().stacked == 3
         assert not (run.path / "lock").exists()
         assert not list(run.checkpoints.glob("step-*"))
-        rows = run.metrics()
-        assert rows[-1]["step"] == 10
-        assert sum("valid" in row for row in rows) == 1
+        rows = run.logged_rows()
+        assert rows[-1].step == 10
+        assert sum(row.valid is not None for row in rows) == 1
     assert len(set(scores(finished).values())) == 6
 
 
@@ -270,7 +270,7 @@ def test_a_stopped_study_continues_to_the_same_results(story: Path, finished: Pa
     assert 2 < stretches < 30
     assert results(tmp_path) == results(finished)
     for run in store.runs():
-        assert [row["step"] for row in run.metrics() if "valid" in row] == [5]
+        assert [row.step for row in run.logged_rows() if row.valid is not None] == [5]
 
 
 def test_a_population_stopped_while_scoring_resumes_with_scoring(
@@ -296,7 +296,7 @@ def test_a_population_stopped_while_scoring_resumes_with_scoring(
     assert (first.path / "result.json").stat() == scored
     assert results(tmp_path).items() <= results(finished).items()
     for run in (first, second, third):  # all three shared the steps, whenever they were scored
-        assert run.costs().train_seconds == pytest.approx(run.metrics()[-1]["seconds"] / 3, abs=2e-3)
+        assert run.costs().train_seconds == pytest.approx(run.logged_rows()[-1].seconds / 3, abs=2e-3)
 
 
 def test_a_row_that_has_started_is_not_delayed_by_one_that_has_not(story: Path, tmp_path: Path) -> None:
@@ -435,8 +435,8 @@ def test_trunks_and_branches_are_rows(story: Path, tmp_path: Path) -> None:
     for key, (run, spec) in rows.items():
         assert spec.stacked
         assert run.costs().stacked == 2
-        assert run.metrics()[0]["step"] < spec.parent.step, "the rows of its trunk are included"
-        assert [row["step"] for row in run.metrics()] == [row["step"] for row in apart[key][0].metrics()]
+        assert run.logged_rows()[0].step < spec.parent.step, "the rows of its trunk are included"
+        assert [row.step for row in run.logged_rows()] == [row.step for row in apart[key][0].logged_rows()]
         found, wanted = (one.result().test.values["bits_per_byte"] for one in (run, apart[key][0]))
         assert found == pytest.approx(wanted, rel=1e-4)
 

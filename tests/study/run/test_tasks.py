@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import headtohead as h2h
 from headtohead import Study
@@ -18,6 +19,7 @@ from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.common.stop import Stop
 from headtohead.data.shards import prepare
+from headtohead.evaluation.logged_row import LoggedRow
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.plan import Plan
 from headtohead.study.plan.planner import plan_study
@@ -97,7 +99,7 @@ def test_every_task_is_a_contest_judged_by_its_own_metric(finished: Path) -> Non
             assert run.spec().as_dict()["task"] == {"model": "classifier", "classes": 2, "causal": True}
         else:
             assert test["exact_match"] <= test["accuracy"]
-        assert result.tokens == run.metrics()[-1]["tokens"] <= 1500
+        assert result.tokens == run.logged_rows()[-1].tokens <= 1500
     rows = (finished / "runs.csv").read_text().splitlines()
     assert "test_matthews" in rows[0]
     assert "bits_per_byte" not in rows[0]
@@ -130,8 +132,8 @@ def test_a_run_of_a_task_stopped_anywhere_resumes_exactly(finished: Path, tmp_pa
             reached.append(int(max(run.checkpoints.iterdir()).name.removeprefix("step-")))
             assert TrainingPass(store, [planned], ExecutionSettings()).run() == ["done"]
             assert (run.path / "result.json").read_text() == whole[run.id]
-            rows = [row | {"seconds": 0} for row in run.metrics()]
-            assert rows == [row | {"seconds": 0} for row in Store(finished).run(run.id).metrics()]
+            rows = [replace(row, seconds=0.0) for row in run.logged_rows()]
+            assert rows == [replace(row, seconds=0.0) for row in Store(finished).run(run.id).logged_rows()]
         evaluated = planned.steps // 2
         steps = [*range(1, planned.steps), *2 * [evaluated], *2 * [planned.steps]]  # valid and test each time
         assert reached == sorted(steps)
@@ -178,12 +180,12 @@ def test_a_run_with_evaluations_has_a_best_step(finished: Path) -> None:
         result = run.result()
         assert result is not None
         metric = result.valid.metric
-        rows = [row for row in run.metrics() if "valid" in row]
+        rows = [row for row in run.logged_rows() if row.valid is not None]
         assert rows
-        rows.append({"step": result.step, "valid": result.valid.values, "test": result.test.values})
-        best = max(rows, key=lambda row: row["valid"][metric])
-        assert result.best.step == best["step"]
-        assert result.best.test[metric] == best["test"][metric]
+        rows.append(LoggedRow(result.step, valid=result.valid.values, test=result.test.values))
+        best = max(rows, key=lambda row: row.valid[metric])
+        assert result.best.step == best.step
+        assert result.best.test[metric] == best.test[metric]
 
 
 def test_shape_and_length_rules_apply_to_tasks() -> None:

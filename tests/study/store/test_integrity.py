@@ -73,7 +73,7 @@ def test_a_file_of_another_run_is_found_and_not_used(mine: Path, name: str) -> N
     shown: dict[str, Callable[[], Any]] = {
         "result.json": lambda: facts.results.get(1),
         "cost.json": lambda: len(facts.costs) == 2,
-        "environment.json": target.stretches,
+        "environment.json": target.environments,
         "metrics.jsonl": lambda: facts.curves.get(1),
         "probes/positions.json": lambda: facts.probes["positions"].get(1),
     }
