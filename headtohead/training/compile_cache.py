@@ -24,7 +24,10 @@ _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 def use_compile_cache(warn: Callable[[str], None] = lambda message: None) -> Path:
     """Let Inductor keep its graphs in H2H_CACHE, unless TORCHINDUCTOR_CACHE_DIR is set; return the directory."""
-    if given := os.environ.get(_VARIABLE):
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes a second to import
+
+    given = os.environ.get(_VARIABLE)
+    if given and given != default_cache_dir():  # to which importing Inductor sets the variable
         return Path(given)
     folder = cache_dir() / "compiled"
     version = f"torch-{torch.__version__}-python-{platform.python_version()}".replace("/", "_")

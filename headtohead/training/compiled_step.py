@@ -23,6 +23,8 @@ Backend = Callable[[GraphModule, list[Tensor]], Function]
 # Tile size of a matrix product on a GPU, and the fewest terms per part when a sum is split.
 _TILE, _TERMS = 128, 512
 _ATEN = torch.ops.aten
+# Relative error in bf16 between a compiled step and the same step not compiled: they round at different places.
+_TOLERANCE = 0.05
 
 
 class CompiledStep:
@@ -54,6 +56,8 @@ class CompiledStep:
         """Build the graph and return its outputs; if an entry of the cache fails, build it with an empty cache."""
         cache = use_compile_cache(self.warn)
         filled = any(cache.iterdir()) if cache.is_dir() else False
+        # This also fills cached tables, such as positions, so that the graph does not contain them.
+        wanted = self.function(*given)
         try:
             graph = self._built(given)
             found = graph(*given)
@@ -66,6 +70,8 @@ class CompiledStep:
                 graph = self._built(given)
                 found = graph(*given)
             set_damaged_aside(self.warn)
+        if (error := _largest_error(found, wanted)) > _TOLERANCE:
+            raise RuntimeError(f"compiled, its results differ by {error:.1%}")
         self._graph = graph
         return found
 
@@ -76,13 +82,22 @@ class CompiledStep:
     def _built(self, given: tuple[Tensor, ...]) -> Function:
         from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
 
-        # Fill cached tables, such as positions, so that the graph does not contain them.
-        self.function(*given)
         with traced(), torch.enable_grad():
             graph = make_fx(self.function)(*given)
         if given[0].is_cuda:
             divide(graph, torch.cuda.get_device_properties(given[0].device).multi_processor_count)
         return self.backend(graph, list(given))
+
+
+def _largest_error(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> float:
+    """Return the largest relative error among the finite outputs of a compiled step."""
+    pairs = [(one.float(), other.float()) for one, other in zip(found, wanted, strict=True)]
+    errors = [
+        (one - other).norm() / other.norm()
+        for one, other in pairs
+        if bool(other.isfinite().all()) and other.any()
+    ]
+    return max((float(error.nan_to_num(nan=torch.inf)) for error in errors), default=0.0)
 
 
 def inductor(graph: GraphModule, given: list[Tensor]) -> Function:
@@ -93,9 +108,11 @@ def inductor(graph: GraphModule, given: list[Tensor]) -> Function:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # torch.compile would retrace the graph as Python and fail at attention kernels that return numbers.
-    # Inductor consults its cache only in a tracing context with a ShapeEnv.
-    with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True))):
-        compiled: Function = torch._inductor.compile(graph, list[Any](given))
+    # Inductor consults its cache only in a tracing context with a ShapeEnv; it would then treat real inputs as dynamic.
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    shapes = [mode.from_tensor(tensor, static_shapes=True) for tensor in given]
+    with tracing(TracingContext(mode)):
+        compiled: Function = torch._inductor.compile(graph, list[Any](shapes))
     return compiled
 
 

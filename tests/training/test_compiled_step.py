@@ -90,7 +90,7 @@ def test_the_seconds_of_compiling_are_not_those_of_training(monkeypatch: pytest.
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("H2H_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     return tmp_path / "cache"
 
 
@@ -150,6 +150,16 @@ def test_a_function_that_reads_its_values_runs_uncompiled() -> None:
         assert step(torch.full((2,), number))[0].tolist() == [3 * number] * 2
     assert len(messages) == 1
     assert messages[0].startswith("the step is not compiled: ")
+
+
+def test_a_graph_with_other_results_is_not_used() -> None:
+    messages: list[str] = []
+    step = CompiledStep(
+        lambda x: (x * 2,), messages.append, backend=lambda graph, given: lambda x: (x * 2.2,)
+    )
+    for _ in range(2):
+        assert step(torch.ones(2))[0].tolist() == [2.0, 2.0]
+    assert messages == ["the step is not compiled: compiled, its results differ by 10.0%"]
 
 
 def test_a_function_runs_uncompiled_when_the_compiler_fails() -> None:

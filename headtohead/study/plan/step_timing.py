@@ -173,9 +173,9 @@ class FrozenStepTimes:
 
 
 def trial(
-    run: RunSpec, layers: Sequence[Composed], dataset: Dataset, execution: ExecutionSettings
+    run: RunSpec, layers: Sequence[Composed], dataset: Dataset, execution: ExecutionSettings, rows: int = 0
 ) -> Trainer:
-    """Return a trainer of a run for a few timed steps; nothing is saved."""
+    """Return a trainer of a run, or of one of the rows of a population, for a few steps; nothing is saved."""
     device = torch.device(execution.device)
     torch.manual_seed(run.seed)
     batches = dataset.batches(run.size, run.training, run.seed)
@@ -183,8 +183,8 @@ def trial(
         dataset.model(run.size, layers, run.seed).to(device),
         batches,
         run.training,
-        micro=execution.micro or micro_batch(run.size, batches.sequences, device),
-        compile=not dataset.task and compiles(execution.compile, run.size, device),
+        micro=execution.micro or micro_batch(run.size, batches.sequences, device, rows),
+        compile=not rows and not dataset.task and compiles(execution.compile, run.size, device),
     )
 
 

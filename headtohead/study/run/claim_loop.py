@@ -22,6 +22,7 @@ from headtohead.study.plan.branches import drop_checkpoints, kept_checkpoint
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.plan import LayerTable
 from headtohead.study.plan.population import group_populations
+from headtohead.study.run.compile_ahead import CompileAhead
 from headtohead.study.run.events import Emit, Event
 from headtohead.study.run.scoring import is_done
 from headtohead.study.run.training import TrainingPass
@@ -48,10 +49,15 @@ class ClaimLoop:
         *,
         probes: Sequence[str] = (),
         layers: LayerTable | None = None,
+        ahead: CompileAhead | None = None,
     ) -> None:
-        """`layers` are given if the runs stay in this process, which may have classes that no file contains."""
+        """`layers` are given if the runs stay in this process, which may have classes that no file contains.
+
+        `ahead` compiles the next pass meanwhile; not given if other processes may take it first.
+        """
         self.store, self.runs, self.execution, self.stop, self.emit = store, runs, execution, stop, emit
         self.probes, self.layers = tuple(probes), layers
+        self.ahead = ahead
         self.leases = LeaseManager()
         self.awaited: set[str] = set()
 
@@ -75,6 +81,8 @@ class ClaimLoop:
                 group = [run for run in group if run not in without]
                 if not group:
                     continue
+                if self.ahead is not None:
+                    self._compile_next(groups[index + 1 :])
                 state = self._attempt(group)
                 if state == "held":
                     held.append(group)
@@ -97,6 +105,15 @@ class ClaimLoop:
                 self._report_owner(held)
                 time.sleep(_POLL_SECONDS)
             groups = held
+
+    def _compile_next(self, groups: list[Group]) -> None:
+        """Compile the next group that has to be trained in a helper process."""
+        assert self.ahead is not None
+        for group in groups:
+            left = [run for run in group if not self.store.run(run.id).finished()]
+            if left:
+                self.ahead.start(left, None if self.layers is None else self.layers[left[0].layers])
+                return
 
     def _wanted(self, run: RunSpec) -> tuple[str, ...]:
         """Return the probes to take: none for a trunk, which is in no contest."""

@@ -20,6 +20,7 @@ from headtohead.common.worker_process import WorkerProcess
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.plan import LayerTable
 from headtohead.study.run.claim_loop import ClaimLoop
+from headtohead.study.run.compile_ahead import CompileAhead
 from headtohead.study.run.events import Event
 from headtohead.study.run.worker import Order
 from headtohead.study.store.lease import LeaseManager
@@ -74,9 +75,20 @@ class InProcess:
 
     def events(self, handle: Handler, say: Callable[[str], None]) -> None:
         """Execute the runs."""
-        ClaimLoop(
-            self.store, self.runs, self.execution, self.limit, handle, probes=self.probes, layers=self.layers
-        ).work()
+        ahead = CompileAhead(self.store, self.execution)
+        try:
+            ClaimLoop(
+                self.store,
+                self.runs,
+                self.execution,
+                self.limit,
+                handle,
+                probes=self.probes,
+                layers=self.layers,
+                ahead=ahead,
+            ).work()
+        finally:
+            ahead.close()
 
     def stop(self) -> None:
         """Nothing to do: the claim loop asks `Stop` after every step."""

@@ -27,6 +27,7 @@ from headtohead.study.plan.branches import kept_checkpoint
 from headtohead.study.plan.dataset import Dataset, dataset_of
 from headtohead.study.plan.execution import ExecutionSettings, layers_of, micro_batch
 from headtohead.study.plan.init_from import load_weights
+from headtohead.study.run.compile_ahead import is_compiled
 from headtohead.study.run.events import Emit, Event
 from headtohead.study.run.restore import restore
 from headtohead.study.run.scoring import (
@@ -148,7 +149,7 @@ class TrainingPass:
             [row.trainer for row in rows],
             record=self._may_record(specs[0])
             and records(self.execution.record, specs[0].size, self.device, compiled=False),
-            compile=bool(self.execution.compile),  # only on request: it must be the same for all arms
+            compile=is_compiled(specs, self.execution),
             save_every=self.execution.save_every,
             stop=self._after_step,
         )

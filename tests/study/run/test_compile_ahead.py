@@ -1,0 +1,105 @@
+"""The next pass is compiled in a helper process, which leaves only a compiled graph behind and ends with the study."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headtohead import Study
+from headtohead.common.stop import NEVER
+from headtohead.study.plan.execution import ExecutionSettings
+from headtohead.study.plan.planner import plan_study
+from headtohead.study.plan.population import group_populations
+from headtohead.study.run.claim_loop import ClaimLoop
+from headtohead.study.run.compile_ahead import CompileAhead, compile_pass, is_compiled
+from headtohead.study.store.run_spec import RunSpec
+from headtohead.study.store.run_store import Store
+
+COMPILED = ExecutionSettings(compile=True)
+
+
+def passes(story: Path, **values: Any) -> list[list[RunSpec]]:
+    settings = {"arms": ["standard", "diagonal"], "tokens": 512, "batch": 256, "seeds": 2} | values
+    spec = Study(corpus=f"file:{story}", **settings).spec
+    plan = plan_study(spec, in_population=lambda contest, runs, layers: True)
+    return group_populations(plan.runs.values(), COMPILED)
+
+
+def test_a_pass_is_compiled_without_touching_the_study(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, given: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr("headtohead.training.compiled_step.inductor", backend)
+    store = Store(tmp_path / "study")
+    compile_pass(store, passes(story)[0], COMPILED)
+    assert len(graphs) == 1
+    assert not store.path.exists()
+
+
+def test_tasks_and_uncompiled_passes_need_no_helper(story: Path) -> None:
+    first = passes(story)[0]
+    assert is_compiled(first, COMPILED)
+    assert not is_compiled(first, ExecutionSettings())
+    (task, *_) = plan_study(Study(["standard"], tasks=["grammar:train=60"], tokens=2000).spec).runs.values()
+    assert not is_compiled([task], COMPILED)
+
+
+def test_the_next_unfinished_pass_is_compiled_while_one_trains(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headtohead.training.compiled_step.inductor", lambda graph, given: graph)
+    order = []
+
+    class Noted(CompileAhead):
+        def start(self, runs: Any, layers: Any = None) -> None:
+            order.append(("ahead", runs[0].label, len(runs)))
+
+    store = Store(tmp_path)
+    store.make()
+    groups = passes(story, arms=["standard", "diagonal", "prefix_mean"])
+    runs = [run for group in groups for run in group]
+
+    def emit(event: Any) -> None:
+        if event.kind == "compiling":
+            order.append(("trains", store.run(event.run).spec().label, 0))
+
+    ClaimLoop(store, runs, COMPILED, NEVER, emit, ahead=Noted(store, COMPILED)).work()
+    labels = [group[0].label for group in groups]
+    assert order == [
+        ("ahead", labels[1], 2),
+        ("trains", labels[0], 0),
+        ("ahead", labels[2], 2),
+        ("trains", labels[1], 0),
+        ("trains", labels[2], 0),
+    ]
+
+
+def test_a_helper_ends_when_it_is_closed(story: Path, tmp_path: Path) -> None:
+    ahead = CompileAhead(Store(tmp_path), COMPILED)
+    ahead.start(passes(story)[0])
+    assert ahead._helper is not None
+    pid = ahead._helper.process.pid
+    ahead.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.slow
+def test_a_helper_fills_the_compile_cache(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("H2H_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    ahead = CompileAhead(Store(tmp_path / "study"), COMPILED)
+    ahead.start(passes(story)[0])
+    assert ahead._helper is not None
+    assert ahead._helper.process.wait() == 0
+    assert any((tmp_path / "cache" / "compiled").glob("*/fxgraph/*"))
