@@ -36,7 +36,7 @@ from headtohead.training.circuit_rates import assign
 from headtohead.training.settings import TrainSettings
 
 Placed = tuple[Contest, RunSpec]
-InPopulation = Callable[[Contest, Sequence[RunSpec], LayerTable], bool]
+InPopulation = Callable[[Contest, Sequence[RunSpec], LayerTable, Dataset], bool]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def plan_study(
     rates: Rates | None = None,
     progress: Callable[[str, float], None] = lambda message, share: None,
     step_times: StepTimes | None = None,
-    in_population: InPopulation = lambda contest, runs, layers: False,
+    in_population: InPopulation = lambda *given: False,
 ) -> Plan:
     """Return the plan of a study, preparing datasets where needed.
 
@@ -211,7 +211,7 @@ class _Planner:
             for run in firsts
             for seed in spec.seeds
         ]
-        if self.in_population(contest, rows, self.layers):
+        if self.in_population(contest, rows, self.layers, dataset):
             lengths = [
                 (here, [dataclasses.replace(run, stacked=True) for run in firsts]) for here, firsts in lengths
             ]

@@ -15,19 +15,17 @@ import torch
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json
 from headtohead.model.decoder import Decoder
-from headtohead.study.plan.dataset import task_model
+from headtohead.study.plan.dataset import Dataset, task_model
 from headtohead.study.plan.execution import ExecutionSettings, max_rows
 from headtohead.study.plan.plan import LayerTable
+from headtohead.study.plan.row_throughput import MOST, best_rows, rows_pay
 from headtohead.study.store.frozen import Lock, frozen_population
 from headtohead.study.store.manifest import Contest
 from headtohead.study.store.run_spec import RunSpec
-from headtohead.training.acceleration import is_small
 from headtohead.training.circuit_rates import STORED
 from headtohead.training.population import ROW_SETTINGS, population_blocker
 from headtohead.training.settings import TrainSettings
 
-MOST = 16
-"""Maximum rows of a population: a GPU gains nothing beyond."""
 TUNING = "tuning of "
 """Precedes the title of a contest in study.lock.json where its tuning is meant."""
 
@@ -45,7 +43,9 @@ class PopulationPolicy:
         self.wanted, self.execution, self.prefix = wanted, execution, prefix
         self.lock = Lock({}) if lock is None else lock
 
-    def __call__(self, contest: Contest, runs: Sequence[RunSpec], layers: LayerTable) -> bool:
+    def __call__(
+        self, contest: Contest, runs: Sequence[RunSpec], layers: LayerTable, dataset: Dataset
+    ) -> bool:
         """Return whether all runs are rows of a population; raise UserError if that is requested but not possible."""
         if contest.length.startswith("time"):
             return False  # timed alone
@@ -63,13 +63,17 @@ class PopulationPolicy:
                 )
                 raise UserError(f"{how}: {reason}")
             return True
-        able = torch.device(self.execution.device).type == "cuda"
-        pays = several and all(is_small(run.size) for run in runs)
+        able = torch.device(self.execution.device).type == "cuda" and several and self._room(runs)
         # Verified on windows of a corpus; the batches of tasks vary in length and gain little.
         known = not any(run.task for run in runs) and all(
             term.verified for used in layers.values() for layer in used for term in layer.terms
         )
-        return able and pays and known and self._room(runs) and not self._reason_against(runs, layers)
+        return (
+            able
+            and known
+            and not self._reason_against(runs, layers)
+            and rows_pay(runs[0], layers[runs[0].layers], dataset, self.execution)
+        )
 
     def _room(self, runs: Sequence[RunSpec]) -> bool:
         device = torch.device(self.execution.device)
@@ -110,9 +114,7 @@ def group_populations(runs: Iterable[RunSpec], execution: ExecutionSettings) -> 
     device = torch.device(execution.device)
     found = []
     for members in alike.values():
-        most = MOST
-        if len(members) > 1 and device.type == "cuda":
-            most = max(1, min(MOST, max_rows(members[0].size, members[0].training, device)))
+        most = best_rows(members[0], device) if len(members) > 1 and device.type == "cuda" else MOST
         order: dict[TrainSettings, list[RunSpec]] = {}
         for run in members:
             order.setdefault(run.training, []).append(run)

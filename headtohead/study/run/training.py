@@ -147,8 +147,7 @@ class TrainingPass:
             return
         population = PopulationTrainer(
             [row.trainer for row in rows],
-            record=self._may_record(specs[0])
-            and records(self.execution.record, specs[0].size, self.device, compiled=False),
+            record=self._may_record(specs[0]) and self.execution.record is not False,
             compile=is_compiled(specs, self.execution),
             save_every=self.execution.save_every,
             stop=self._after_step,

@@ -24,7 +24,7 @@ COMPILED = ExecutionSettings(compile=True)
 def passes(story: Path, **values: Any) -> list[list[RunSpec]]:
     settings = {"arms": ["standard", "diagonal"], "tokens": 512, "batch": 256, "seeds": 2} | values
     spec = Study(corpus=f"file:{story}", **settings).spec
-    plan = plan_study(spec, in_population=lambda contest, runs, layers: True)
+    plan = plan_study(spec, in_population=lambda *given: True)
     return group_populations(plan.runs.values(), COMPILED)
 
 

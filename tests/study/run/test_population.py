@@ -20,7 +20,8 @@ from headtohead.common.errors import UserError
 from headtohead.common.stop import NEVER, Stop
 from headtohead.study.plan.execution import ExecutionSettings, layers_of
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.plan.population import MOST, PopulationPolicy, group_populations
+from headtohead.study.plan.population import PopulationPolicy, group_populations
+from headtohead.study.plan.row_throughput import MOST
 from headtohead.study.run.claim_loop import ClaimLoop
 from headtohead.study.run.events import Emit, Event
 from headtohead.study.run.training import may_record
@@ -52,9 +53,7 @@ def study(story: Path, **values: Any) -> Study:
 
 
 def runs_of(story: Path, **values: Any) -> list[RunSpec]:
-    return plan_study(
-        study(story, **values).spec, in_population=lambda contest, runs, layers: True
-    ).compared()
+    return plan_study(study(story, **values).spec, in_population=lambda *given: True).compared()
 
 
 def work(store: Store, runs: list[RunSpec], stop: Stop, emit: Emit = lambda event: None) -> None:
@@ -446,7 +445,7 @@ def test_a_row_without_its_trunks_checkpoint_repeats_the_steps_with_all_others(
 ) -> None:
     plan = plan_study(
         study(story, branches=[1280, 2560], tokens=None, seeds=2, arms=["standard"]).spec,
-        in_population=lambda contest, runs, layers: True,
+        in_population=lambda *given: True,
     )
     trunks = [plan.runs[entry.run] for entry in plan.trunks]
     for name in ("whole", "damaged"):
@@ -517,7 +516,7 @@ def choice(story: Path, device: str = "cuda", room: int = 100, **values: Any) ->
         contest = plan.entries[0].contest
         lock = Lock({}, populations={} if started is None else {contest.title: started})
         policy = PopulationPolicy(wanted, ExecutionSettings(device=device, **execution), lock)
-        return policy(contest, plan.compared(), plan.layers)
+        return policy(contest, plan.compared(), plan.layers, next(iter(plan.datasets.values())))
 
     return chosen
 
@@ -525,11 +524,11 @@ def choice(story: Path, device: str = "cuda", room: int = 100, **values: Any) ->
 def test_by_default_small_models_on_a_gpu_train_in_populations_if_memory_allows(
     story: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = [100]
+    room, pays = [100], [True]
     monkeypatch.setattr("headtohead.study.plan.population.max_rows", lambda *given: room[0])
+    monkeypatch.setattr("headtohead.study.plan.population.rows_pay", lambda *given: pays[0])
     assert choice(story)()
     assert choice(story, size="1m")()
-    assert not choice(story, size="5m")()
     assert not choice(story, device="cpu")()
     assert not choice(story, seeds=1)()
     assert choice(story)(compile=True)
@@ -542,6 +541,9 @@ def test_by_default_small_models_on_a_gpu_train_in_populations_if_memory_allows(
     assert not choice(story, model={"dropout": 0.1})()
     room[0] = 1
     assert not choice(story)()
+    room[0], pays[0] = 100, False
+    assert not choice(story)()
+    assert choice(story)(wanted=True)
 
 
 def test_a_population_has_rows_of_one_arm(story: Path) -> None:
