@@ -78,9 +78,9 @@ class Study:
 
         `workers=0` means one process per core on CPU and one on a GPU. `time_limit` saves and stops after seconds,
         or a time such as `8m`.
-        `compile=None` compiles models on a GPU from size 5m.
-        `population` trains the seeds of an arm in one pass; None does so on a GPU below size 5m. A study continues the
-        way it was started.
+        `compile=None` compiles on a GPU: single runs from size 5m, populations if a pass has 200M tokens or more.
+        `population` trains the seeds of an arm, and the rates of a tuning, in one pass; None does so on a GPU where that is
+        faster, which is measured once. A study continues the way it was started.
         `track` is a tracker or the names of trackers (`tensorboard`, `wandb`); a failing tracker never fails a run.
         `extend` continues a study in `out` with other datasets, sizes or rules, which is rejected otherwise.
         `allow_failed_check` trains user code that fails the causality check; its verdict is never `better`.

@@ -47,6 +47,7 @@ def _show(found: Forecast) -> None:
         "arm": lambda arm: arm.label,
         "contest": lambda arm: arm.contest,
         "runs": lambda arm: arm.runs,
+        "rows": lambda arm: arm.rows,
         "tokens": lambda arm: short_count(arm.tokens),
         "FLOPs": lambda arm: f"{arm.flops:.2g}",
         "tokens/s": lambda arm: short_count(arm.tokens_per_second),
@@ -54,6 +55,8 @@ def _show(found: Forecast) -> None:
         "speed": lambda arm: arm.source,
     }
     title = f"{found.runs - found.done} of {found.runs} runs to do"
+    if all(arm.rows == 1 for arm in found.arms):
+        del columns["rows"]
     print_rows(title, found.arms, columns, text=("arm", "contest", "speed"))
     at_once = f", {found.workers} at the same time" if found.workers > 1 else ""
     say(f"tokens:  {short_count(found.tokens)}")

@@ -47,6 +47,8 @@ def command(
             for option in mechanism["options"]
         ]
         title = f"{mechanism['name']}: {mechanism['summary']}"
+        if mechanism["alone"]:
+            title += f" Its runs cannot be rows of a population: {mechanism['alone']}"
         if rows:
             print_table(title, ("option", "default", "values", "description"), rows)
         else:

@@ -167,6 +167,7 @@ def arm_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
             if done and name in done[0]
         }
         spec, rate, seconds = arm.spec, arm.mean_cost("tokens_per_second"), arm.mean_cost("train_seconds")
+        compiling = arm.mean_cost("compile_seconds")
         rows.append(
             {
                 "label": arm.label,
@@ -183,6 +184,7 @@ def arm_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
                 "cache": spec and spec.cache_bytes_per_token,
                 "rate": None if rate is None else short_count(rate),
                 "seconds": None if seconds is None else short_time(seconds),
+                "compiling": short_time(compiling) if compiling else "",
                 "tokens": spec and spec.training.tokens,
                 "epochs": next((result.epochs for result in arm.results.values()), None),
             }

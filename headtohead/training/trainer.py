@@ -151,6 +151,22 @@ def _compiled_step(runs: Runs) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
     return nats, norms
 
 
+def timed_step(runs: Runs, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Do one step and return the seconds it took, including the device's work."""
+    device = runs.members[0].device
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    for member in runs.members:
+        member.model.train()
+    wait()
+    began = clock()
+    runs.one_step()
+    wait()
+    seconds = clock() - began
+    for member in runs.members:
+        member.step += 1
+    return seconds
+
+
 def resume(members: Sequence[Trainer]) -> None:
     """Load the newest step of which every run has a checkpoint, or start all from step 0."""
     found = [member.checkpoint() for member in members]
@@ -275,14 +291,7 @@ class Trainer:
 
     def timed_step(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """Do one step and return the seconds it took, including the device's work."""
-        self.model.train()
-        wait = partial(torch.cuda.synchronize, self.device) if self.device.type == "cuda" else lambda: None
-        wait()
-        began = clock()
-        self._one_step()
-        wait()
-        self.step += 1
-        return clock() - began
+        return timed_step(self, clock)
 
     def save(self, ended: Collection[int] = ()) -> None:
         """Write a checkpoint of everything the rest of the run depends on."""

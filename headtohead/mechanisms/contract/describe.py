@@ -29,6 +29,8 @@ class Description:
     """The first line of the class's docstring."""
     stage: bool
     options: list[dict[str, Any]]
+    alone: str
+    """Why its runs cannot be rows of a population; empty if they can."""
     idea: str = ""
     equation: str = ""
     arms: tuple[str, ...] = ()
@@ -53,4 +55,5 @@ def describe(kind: Kind) -> Description:
     words: dict[str, Any] = {name: "\n\n".join(paragraphs) for name, paragraphs in sections.items()}
     words["arms"] = tuple(words["arms"].split())
     summary = (inspect.getdoc(kind) or "").splitlines()[0]
-    return Description(kind.name, summary, issubclass(kind, Stage), describe_options(kind.Options), **words)
+    options = describe_options(kind.Options)
+    return Description(kind.name, summary, issubclass(kind, Stage), options, kind.supports.alone, **words)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -19,12 +18,14 @@ from headtohead.study.judge.statistics import POWER, detectable_difference
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.plan import Plan
+from headtohead.study.plan.population import group_populations
 from headtohead.study.plan.step_timing import same_speed, trial
 from headtohead.study.store.manifest import METRIC
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import Store
 from headtohead.training.checkpoint import KEPT
-from headtohead.training.trainer import LOGGED_POINTS
+from headtohead.training.population import PopulationTrainer
+from headtohead.training.trainer import LOGGED_POINTS, Runs, timed_step
 
 Progress = Callable[[str, float], None]
 _STEPS = 5
@@ -53,6 +54,8 @@ class ArmForecast:
     """For all its runs in sequence, including scoring."""
     source: str
     """measured (on this device, now) or seen (in the directory's finished runs)."""
+    rows: int = 1
+    """Runs trained in one pass."""
 
 
 @dataclass(frozen=True)
@@ -133,14 +136,19 @@ def forecast_plan(
     for run in left:
         groups.setdefault((entries[run.id].contest.title, run.label), []).append(run)
     seen = _seen_rates(store, device) if store is not None else {}
+    passes = {
+        run.id: group
+        for group in group_populations(left, ExecutionSettings(device=str(device)))
+        for run in group
+    }
     measured: dict[str, float] = {}
     arms = []
     for index, ((contest, label), members) in enumerate(groups.items()):
         first = members[0]
-        key = _kind(first.identity)
+        key = _kind(first, len(passes[first.id]))
         if key not in seen and key not in measured:
             progress(f"measuring {label}", index / len(groups))
-            measured[key] = _measure(first, plan, device)
+            measured[key] = _measure(passes[first.id], plan, device)
         rate = seen.get(key) or measured[key]
         tokens = plan.tokens(first) * len(members)
         arms.append(
@@ -154,6 +162,7 @@ def forecast_plan(
                 # A forward pass is a third of a training step.
                 seconds=(tokens + len(members) * plan.dataset(first).scored_tokens() / 3) / rate,
                 source="seen" if key in seen else "measured",
+                rows=len(passes[first.id]),
             )
         )
     longest = max((arm.seconds / arm.runs for arm in arms), default=0.0)
@@ -208,8 +217,8 @@ def _seeds_for(margin: float, spread: float | None) -> int | None:
     return counts[index] if index < len(counts) else None
 
 
-def _kind(identity: Mapping[str, Any]) -> str:
-    return canonical_json(same_speed(identity))
+def _kind(run: RunSpec, rows: int) -> str:
+    return canonical_json([rows, *same_speed(run.identity)])
 
 
 def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
@@ -221,18 +230,23 @@ def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
         if not here or not run.finished() or not rate:
             continue
         try:
-            found.setdefault(_kind(run.spec().identity), []).append(float(rate))
+            found.setdefault(_kind(run.spec(), int(run.costs().stacked or 1)), []).append(float(rate))
         except UnreadableFile:  # a damaged run is skipped
             continue
     return {key: statistics.median(rates) for key, rates in found.items()}
 
 
-def _measure(run: RunSpec, plan: Plan, device: torch.device) -> float:
-    """Return tokens per second over a few training steps of a run on this device, in this process."""
-    trainer = trial(run, plan.composed(run), plan.dataset(run), ExecutionSettings(device=str(device)))
+def _measure(runs: Sequence[RunSpec], plan: Plan, device: torch.device) -> float:
+    """Return tokens per second over a few training steps of a pass on this device, in this process."""
+    execution, rows = ExecutionSettings(device=str(device)), len(runs) if runs[0].stacked else 0
+    members = [trial(run, plan.composed(run), plan.dataset(run), execution, rows) for run in runs]
+    # A population's steps are captured as a CUDA graph at the fourth.
+    together: Runs = PopulationTrainer(members, record=True) if rows > 1 else members[0]
+    steps = _STEPS + (4 if rows > 1 else 0)
     times: list[float] = []
-    while len(times) < _STEPS and (len(times) < 2 or sum(times) < _SECONDS):
-        times.append(trainer.timed_step())
-    # The first step includes one-time setup.
-    tokens = trainer.batches.tokens(len(times)) - trainer.batches.tokens(1)
-    return tokens / max(1e-9, sum(times[1:]))
+    while len(times) < steps and (len(times) < 2 or sum(times) < _SECONDS):
+        times.append(timed_step(together))
+    warm = len(times) - _STEPS + 1 if len(times) > _STEPS else 1  # the first step includes one-time setup
+    batches = members[0].batches
+    tokens = len(members) * (batches.tokens(len(times)) - batches.tokens(warm))
+    return tokens / max(1e-9, sum(times[warm:]))

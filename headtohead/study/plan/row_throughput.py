@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -22,7 +23,7 @@ from headtohead.study.plan.step_timing import same_speed, trial
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.training.acceleration import is_small
 from headtohead.training.population import PopulationTrainer
-from headtohead.training.trainer import Runs
+from headtohead.training.trainer import Runs, timed_step
 
 MOST = 16
 """Maximum rows of a population: a GPU gains nothing beyond."""
@@ -81,30 +82,19 @@ def measure_rows(
             break
         members = [trial(run, layers, dataset, execution, rows) for _ in range(rows)]
         runs: Runs = PopulationTrainer(members, record=True) if rows > 1 else members[0]
-        rates[rows] = rows * run.training.batch * _steps_per_second(runs, device, clock)
+        rates[rows] = rows * run.training.batch * _steps_per_second(runs, clock)
         if rows > 1 and rates[rows] < _GAIN * max(rate for count, rate in rates.items() if count < rows):
             break
     return rates
 
 
-def _steps_per_second(runs: Runs, device: torch.device, clock: Callable[[], float]) -> float:
-    began = 0.0
-    for member in runs.members:
-        member.model.train()
-    for step in range(_WARM + _TIMED):
-        if step == _WARM:
-            _wait(device)
-            began = clock()
-        runs.one_step()
+def _steps_per_second(runs: Runs, clock: Callable[[], float]) -> float:
+    times = []
+    for _ in range(_WARM + _TIMED):
+        times.append(timed_step(runs, clock))
         for member in runs.members:
-            member.step = min(member.step + 1, member.steps - 1)
-    _wait(device)
-    return _TIMED / max(1e-9, clock() - began)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+            member.step = min(member.step, member.steps - 1)
+    return 1 / max(1e-9, statistics.median(times[_WARM:]))
 
 
 def _path(run: RunSpec, device: torch.device) -> Path:

@@ -31,10 +31,13 @@ def given(plan: Plan) -> tuple[Any, ...]:
 
 
 def test_rows_are_added_until_they_do_not_help(plan: Plan) -> None:
-    now, steps = [0.0], iter([0.0, 8.0, 0.0, 8.0, 0.0, 20.0])
+    now, calls = [0.0], [0]
+    seconds = (1.0, 1.0, 2.5)  # of a step with 1, 2 and 4 rows
 
     def clock() -> float:
-        now[0] += next(steps)
+        calls[0] += 1
+        if calls[0] % 2 == 0:  # the end of a step
+            now[0] += seconds[(calls[0] - 1) // 28]
         return now[0]
 
     rates = measure_rows(*given(plan), clock=clock)

@@ -45,7 +45,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(Trainer, "_one_step", lambda self: made.step(self))
+    monkeypatch.setattr(Trainer, "one_step", lambda self: made.step(self))
     return made
 
 
