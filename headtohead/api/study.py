@@ -78,7 +78,7 @@ class Study:
 
         `workers=0` means one process per core on CPU and one on a GPU. `time_limit` saves and stops after seconds,
         or a time such as `8m`.
-        `compile=None` compiles on a GPU: single runs from size 5m, populations if a pass has 200M tokens or more.
+        `compile=None` compiles single runs on a GPU from size 5m. Populations are compiled on request.
         `population` trains the seeds of an arm, and the rates of a tuning, in one pass; None does so on a GPU where that is
         faster, which is measured once. A study continues the way it was started.
         `track` is a tracker or the names of trackers (`tensorboard`, `wandb`); a failing tracker never fails a run.

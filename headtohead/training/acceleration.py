@@ -10,8 +10,6 @@ from headtohead.model.sizes import Size
 
 # Parameters outside the feed-forward layers. Below this, launching kernels takes longer than running them.
 _SMALLEST = 1_600_000
-# Tokens of all rows. Compiling takes half a minute on an H200 and saves a tenth to a half of the time (docs/speed.md).
-_LONG_PASS = 200_000_000
 
 
 def compiles(wanted: bool | None, size: Size, device: torch.device) -> bool:
@@ -22,11 +20,6 @@ def compiles(wanted: bool | None, size: Size, device: torch.device) -> bool:
     if wanted is not None:
         return wanted
     return compiler_serves(device) and not is_small(size)
-
-
-def compiles_population(wanted: bool | None, tokens: int, device: torch.device) -> bool:
-    """Return `wanted` if given; otherwise whether compiling takes less time than it saves in a pass of so many tokens."""
-    return compiler_serves(device) and tokens >= _LONG_PASS if wanted is None else wanted
 
 
 def compiler_serves(device: torch.device) -> bool:

@@ -12,7 +12,6 @@ from torch._dynamo.utils import counters
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES
-from headtohead.training import acceleration
 from headtohead.training.acceleration import compiles
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -44,13 +43,3 @@ def test_another_seed_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> 
         model.hidden(tokens)
         graphs.append(counters["stats"]["unique_graphs"])
     assert [count - graphs[0] for count in graphs] == [0, 0, 1, 1]
-
-
-def test_a_population_is_compiled_where_the_pass_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceleration, "compiler_serves", lambda device: device.type == "cuda")
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert acceleration.compiles_population(None, 325_000_000, gpu)
-    assert not acceleration.compiles_population(None, 80_000_000, gpu)
-    assert not acceleration.compiles_population(None, 325_000_000, cpu)
-    assert acceleration.compiles_population(True, 1, cpu)
-    assert not acceleration.compiles_population(False, 325_000_000, gpu)

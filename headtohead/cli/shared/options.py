@@ -174,7 +174,7 @@ class RunOptions(DeviceOptions):
     Args:
         time_limit: save and stop after this time: 90s, 8m, 1.5h (default: none)
         retry: failed: repeat runs that failed
-        compile: torch.compile (default: on GPU, where it saves time)
+        compile: torch.compile (default: on GPU for single runs from size 5m)
         population: train the seeds and rates of an arm in one pass (default: on GPU, if faster)
         allow_failed_check: train arms that fail the causality check; never called better
         quiet: print no progress
