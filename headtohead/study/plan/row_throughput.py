@@ -74,13 +74,13 @@ def measure_rows(
 ) -> Rates:
     """Return the throughput of a single run and of populations of 2, 4, 8 and 16 rows, until more rows do not help."""
     device = torch.device(execution.device)
-    execution = ExecutionSettings(device=execution.device, compile=False)
+    execution = ExecutionSettings(device=execution.device, compile=False, record=True)
     most = min(MOST, max_rows(run.size, run.training, device))
     rates: Rates = {}
     for rows in (1, 2, 4, 8, 16):
         if rows > max(2, most):
             break
-        members = [trial(run, layers, dataset, execution, rows) for _ in range(rows)]
+        members = [trial(run, layers, dataset, execution, rows if rows > 1 else 0) for _ in range(rows)]
         runs: Runs = PopulationTrainer(members, record=True) if rows > 1 else members[0]
         rates[rows] = rows * run.training.batch * _steps_per_second(runs, clock)
         if rows > 1 and rates[rows] < _GAIN * max(rate for count, rate in rates.items() if count < rows):

@@ -185,6 +185,7 @@ def trial(
         run.training,
         micro=execution.micro or micro_batch(run.size, batches.sequences, device, rows),
         compile=not rows and not dataset.task and compiles(execution.compile, run.size, device),
+        record=not rows and bool(execution.record),
     )
 
 

@@ -44,6 +44,19 @@ def test_rows_are_added_until_they_do_not_help(plan: Plan) -> None:
     assert rates == pytest.approx({1: 256.0, 2: 512.0, 4: 409.6})
 
 
+def test_single_runs_are_measured_at_their_best(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    usual = row_throughput.trial
+
+    def noted(run: Any, layers: Any, dataset: Any, execution: ExecutionSettings, rows: int) -> Any:
+        made.append((rows, execution.record, execution.compile))
+        return usual(run, layers, dataset, execution, rows)
+
+    monkeypatch.setattr(row_throughput, "trial", noted)
+    measure_rows(*given(plan))
+    assert made[:3] == [(0, True, False), (2, True, False), (2, True, False)], "captured as CUDA graphs"
+
+
 def test_a_measurement_is_made_once(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
