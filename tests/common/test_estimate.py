@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
+
 import pytest
 
 from headtohead.common.estimate import Estimate, Work
@@ -101,3 +105,23 @@ def test_work_of_a_later_execution_is_included() -> None:
     assert estimate.seconds_left() == pytest.approx(30)
     estimate.begin([Work("a", "k", 300.0)])
     assert estimate.seconds_left() == pytest.approx(30), "the throughput of the first execution is kept"
+
+
+def test_from_a_quarter_on_a_recorded_study_was_estimated_within_a_quarter() -> None:
+    """Recorded with benchmarks/record_events.py: 4 arms tuned over 4 rates, then 3 seeds, two workers, CPU."""
+    path = Path(__file__).parent / "data" / "events.json.gz"
+    events = json.loads(gzip.decompress(path.read_bytes()))
+    clock = Clock()
+    clock.now = began = events[0][0]
+    last = events[-1][0]
+    estimate, compared = Estimate(clock), 0
+    for when, kind, *given in events:
+        clock.now = when
+        if kind == "begin":
+            given = [[Work(*row) for row in part] for part in given]
+        getattr(estimate, kind)(*given)
+        left, true = estimate.seconds_left(), last - when
+        if 0.25 * (last - began) <= when - began and true > 0.02 * (last - began):
+            compared += 1
+            assert left == pytest.approx(true, rel=0.25), f"{when - began:.0f} s after the start"
+    assert compared > 1000
