@@ -128,7 +128,7 @@ class StudyRunner:
     def policy(self, prefix: str) -> PopulationPolicy:
         """Return the policy for the contests of the study, or with the prefix `TUNING` for those of its tuning."""
         wanted = self.how.population
-        if wanted is None and prefix and self._tuned_apart():
+        if wanted is None and prefix and self.execution.device != "cpu" and self._tuned_apart():
             wanted = False
         return PopulationPolicy(wanted, self.execution, read_lock(self.store.path), prefix)
 

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from headtohead import Study, forecast, open_study
+from headtohead.api.runner import RunSettings, StudyRunner
 from headtohead.common.errors import UserError
 from headtohead.common.schema import write_document
 from headtohead.study.config.spec import build_study
+from headtohead.study.plan.execution import ExecutionSettings
+from headtohead.study.plan.population import TUNING
 from headtohead.study.store.run_store import Store
 
 SMALL = {"arms": ["standard", "diagonal"], "batch": 256, "seeds": 2}
@@ -130,3 +133,15 @@ def test_a_forecast_counts_the_tuning(story: Path) -> None:
     found = forecast(study(story, [1e-4, 1e-3, 1e-2]), quiet=True)
     assert found.runs == 2 * 3 + 2 * 2
     assert found.tokens == 6 * 2560 + 4 * 5120
+
+
+def test_trials_of_an_older_version_continue_apart(story: Path, tmp_path: Path) -> None:
+    chosen = study(story, [1e-3, 1e-2, 1e-1], seeds=2)
+    chosen.run(tmp_path, workers=1, quiet=True, time_limit=0.0)
+    assert 0 < len(Store(tmp_path).runs()) < 6, "stopped while it was tuned"
+    execution = ExecutionSettings(device="cuda")
+    runner = StudyRunner(chosen.spec, {}, Store(tmp_path), execution, RunSettings(quiet=True))
+    assert runner.policy(TUNING).wanted is False
+    assert runner.policy("").wanted is None
+    fresh = StudyRunner(chosen.spec, {}, Store(tmp_path / "new"), execution, RunSettings(quiet=True))
+    assert fresh.policy(TUNING).wanted is None
