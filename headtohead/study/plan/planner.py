@@ -205,22 +205,24 @@ class _Planner:
             if contest.length != "tokens":
                 firsts = self._lengthened(firsts, dataset, here)
             lengths.append((here, firsts))
-        rows = [
-            dataclasses.replace(run, seed=seed)
-            for _, firsts in lengths
+        runs = [
+            (here, dataclasses.replace(run, seed=seed))
+            for here, firsts in lengths
             for run in firsts
             for seed in spec.seeds
         ]
-        if self.in_population(contest, rows, self.layers, dataset):
-            lengths = [
-                (here, [dataclasses.replace(run, stacked=True) for run in firsts]) for here, firsts in lengths
-            ]
+        stacked = self.in_population(contest, [run for _, run in runs], self.layers, dataset)
         if spec.branches:
+            if stacked:
+                lengths = [
+                    (here, [dataclasses.replace(run, stacked=True) for run in firsts])
+                    for here, firsts in lengths
+                ]
             self._grow(place, lengths)
+        elif stacked:
+            self.runs += [(here, dataclasses.replace(run, stacked=True)) for here, run in runs]
         else:
-            self.runs += [
-                (contest, dataclasses.replace(run, seed=seed)) for run in lengths[0][1] for seed in spec.seeds
-            ]
+            self.runs += runs
 
     def _grow(self, place: _Place, lengths: list[tuple[Contest, list[RunSpec]]]) -> None:
         """Add the branches, and a trunk for each arm and seed, from the arms' runs at each token count."""

@@ -51,8 +51,11 @@ class PopulationPolicy:
             return False  # timed alone
         started = frozen_population(self.lock, f"{self.prefix}{contest.title}")
         wanted = started if self.wanted is None else self.wanted
+        on_gpu = torch.device(self.execution.device).type == "cuda"
+        if wanted is False or (wanted is None and not on_gpu):
+            return False
         several = len({shared_by_rows(run) for run in runs}) < len(runs)
-        if wanted is False or not (several or started):  # one run alone is no population
+        if not (several or started):  # one run alone is no population
             return False
         if wanted:
             if reason := self._reason_against(runs, layers):
@@ -63,7 +66,7 @@ class PopulationPolicy:
                 )
                 raise UserError(f"{how}: {reason}")
             return True
-        able = torch.device(self.execution.device).type == "cuda" and several and self._room(runs)
+        able = several and self._room(runs)
         # Verified on windows of a corpus; the batches of tasks vary in length and gain little.
         known = not any(run.task for run in runs) and all(
             term.verified for used in layers.values() for layer in used for term in layer.terms
