@@ -114,8 +114,16 @@ DIFFERENT: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("graph_safe", [False, True])
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize(
+    ("name", "graph_safe"),
+    [
+        pytest.param(
+            name, kind, marks=[pytest.mark.slow] if kind and name not in ("rates", "circuits") else []
+        )
+        for name in DIFFERENT
+        for kind in (False, True)
+    ],
+)
 def test_rows_of_different_settings_equal_separate_runs(name: str, graph_safe: bool) -> None:
     settings = [dataclasses.replace(SETTINGS, **changes) for changes in DIFFERENT[name]]
 
