@@ -1,4 +1,4 @@
-"""Compile the next pass of a study in a helper process while this one trains.
+"""Compile the next population of a study in a helper process while this one trains.
 
 The helper does one step of the pass without saving anything; what remains is the compiled graph in the compile cache,
 which the pass then finds. A helper that fails changes nothing: the pass compiles its graph itself.
@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from msgspec import Struct
 
 from headtohead.common.worker_process import WorkerProcess, receive
@@ -27,9 +26,7 @@ from headtohead.study.plan.execution import ExecutionSettings, layers_of
 from headtohead.study.plan.step_timing import trial
 from headtohead.study.store.run_spec import RunSpec, run_spec_from
 from headtohead.study.store.run_store import Store
-from headtohead.training.acceleration import compiles
 from headtohead.training.population import PopulationTrainer
-from headtohead.training.trainer import Runs
 
 
 class Order(Struct, frozen=True):
@@ -49,12 +46,13 @@ class CompileAhead:
         self._helper: WorkerProcess | None = None
 
     def start(self, runs: Sequence[RunSpec], layers: Sequence[Composed] | None = None) -> None:
-        """Start to compile the pass of these runs, unless it is not compiled or a helper is still at work.
+        """Start to compile the pass of a population, unless it is not compiled or a helper is still at work.
 
         `layers` are given if they cannot be built from the runs in another process.
         """
+        compiled = self.execution.compile and runs[0].stacked and not runs[0].task
         portable = layers is None or all(composed.portable for composed in layers)
-        if not portable or not is_compiled(runs, self.execution) or (self._helper and self._helper.alive):
+        if not compiled or not portable or (self._helper and self._helper.alive):
             return
         order = Order(str(self.store.path.resolve()), self.execution, [run.as_dict() for run in runs])
         module = "headtohead.study.run.compile_ahead"
@@ -74,26 +72,17 @@ class CompileAhead:
             self._helper = None
 
 
-def is_compiled(runs: Sequence[RunSpec], execution: ExecutionSettings) -> bool:
-    """Return whether the steps of a pass are compiled; those of tasks never are."""
-    if runs[0].task:
-        return False
-    if runs[0].stacked:
-        return bool(execution.compile)  # compiling a population takes longer than it saves in most studies
-    return compiles(execution.compile, runs[0].size, torch.device(execution.device))
-
-
 def compile_pass(store: Store, runs: Sequence[RunSpec], execution: ExecutionSettings) -> None:
-    """Do one step of a pass without saving anything."""
-    rows = len(runs) if runs[0].stacked else 0
-    trainers = [
-        trial(run, layers_of(run), dataset_of(store.run(run.id), run, execution.data_dir), execution, rows)
+    """Do one step of a population without saving anything."""
+    members = [
+        trial(
+            run, layers_of(run), dataset_of(store.run(run.id), run, execution.data_dir), execution, len(runs)
+        )
         for run in runs
     ]
-    runner: Runs = PopulationTrainer(trainers, compile=True) if rows else trainers[0]
-    for trainer in trainers:
-        trainer.model.train()
-    runner.one_step()
+    for member in members:
+        member.model.train()
+    PopulationTrainer(members, compile=True).one_step()
 
 
 def main() -> None:

@@ -27,7 +27,6 @@ from headtohead.study.plan.branches import kept_checkpoint
 from headtohead.study.plan.dataset import Dataset, dataset_of
 from headtohead.study.plan.execution import ExecutionSettings, layers_of, micro_batch
 from headtohead.study.plan.init_from import load_weights
-from headtohead.study.run.compile_ahead import is_compiled
 from headtohead.study.run.events import Emit, Event
 from headtohead.study.run.restore import restore
 from headtohead.study.run.scoring import (
@@ -148,7 +147,7 @@ class TrainingPass:
         population = PopulationTrainer(
             [row.trainer for row in rows],
             record=self._may_record(specs[0]) and self.execution.record is not False,
-            compile=is_compiled(specs, self.execution),
+            compile=bool(self.execution.compile),  # on request: it takes longer than it saves in most studies
             save_every=self.execution.save_every,
             stop=self._after_step,
         )

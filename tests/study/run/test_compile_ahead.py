@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.plan.population import group_populations
 from headtohead.study.run.claim_loop import ClaimLoop
-from headtohead.study.run.compile_ahead import CompileAhead, compile_pass, is_compiled
+from headtohead.study.run.compile_ahead import CompileAhead, compile_pass
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import Store
 
@@ -44,12 +45,20 @@ def test_a_pass_is_compiled_without_touching_the_study(
     assert not store.path.exists()
 
 
-def test_tasks_and_uncompiled_passes_need_no_helper(story: Path) -> None:
-    first = passes(story)[0]
-    assert is_compiled(first, COMPILED)
-    assert not is_compiled(first, ExecutionSettings())
+def test_other_passes_need_no_helper(story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr(
+        "headtohead.study.run.compile_ahead.WorkerProcess", lambda *given, **named: started.append(1)
+    )
+    rows = passes(story)[0]
     (task, *_) = plan_study(Study(["standard"], tasks=["grammar:train=60"], tokens=2000).spec).runs.values()
-    assert not is_compiled([task], COMPILED)
+    CompileAhead(Store(tmp_path), ExecutionSettings()).start(rows)
+    ahead = CompileAhead(Store(tmp_path), COMPILED)
+    ahead.start([dataclasses.replace(rows[0], stacked=False)])  # seeds of a compiled run share its graph
+    ahead.start([dataclasses.replace(task, stacked=True)])
+    assert not started
+    ahead.start(rows)
+    assert started
 
 
 def test_the_next_unfinished_pass_is_compiled_while_one_trains(
