@@ -23,7 +23,7 @@ class Work:
 
 @dataclass
 class _Seen:
-    """The seconds that runs of one kind spent in training, for how many tokens, and in everything else."""
+    """The seconds that runs of one kind spent in training, and for how many tokens."""
 
     seconds: float = 0.0
     tokens: float = 0.0
@@ -62,8 +62,8 @@ class Estimate:
         self._last = clock()
 
     def begin(self, work: Sequence[Work], later: Sequence[Work] = ()) -> None:
-        """Set the work of an execution. What was seen in earlier ones is kept."""
-        self._pass_time()
+        """Set the work of an execution. What was seen in earlier ones is kept; the time between them is not counted."""
+        self._last = self.clock()
         self.waiting, self.later = {one.run: one for one in work}, list(later)
         self._flops |= {one.kind: one.flops for one in (*work, *later)}
         self.active = {}

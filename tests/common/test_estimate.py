@@ -97,6 +97,17 @@ def test_steps_of_an_earlier_start_do_not_count_as_speed() -> None:
     assert estimate.seconds_left() == pytest.approx(100)
 
 
+def test_the_time_between_executions_is_not_counted() -> None:
+    clock = Clock()
+    estimate = Estimate(clock)
+    clock.now += 50  # preparing
+    estimate.begin([Work("a", "k", 100.0)])
+    clock.now += 3  # starting workers
+    train(estimate, clock, ["a"], 10.0)
+    assert estimate.spent["idle"] == pytest.approx(3)
+    assert estimate.spent["train"] == pytest.approx(10)
+
+
 def test_work_of_a_later_execution_is_included() -> None:
     clock = Clock()
     estimate = Estimate(clock)
