@@ -10,6 +10,8 @@ from contextlib import suppress
 
 import torch
 
+from headtohead.kernels.cuda_graph import CudaGraph
+
 _REPEATS = 5
 
 
@@ -80,17 +82,12 @@ def seconds_of(
     if device.type != "cuda":
         call()
         return statistics.median(mean_seconds(call, device) for _ in range(_REPEATS))
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream(device).wait_stream(side)
-    wait(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def burst() -> None:
         for _ in range(calls):
-            call()
+            call()  # its output is freed, so that the next call can use the same memory
+
+    graph = CudaGraph(burst, device, warmup=1)
     graph.replay()
     return statistics.median(mean_seconds(graph.replay, device) / calls for _ in range(_REPEATS))
 

@@ -11,6 +11,7 @@ import torch
 
 from headtohead.bench import fused
 from headtohead.bench import kernels as bench
+from headtohead.bench.clock import seconds_of
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
 from headtohead.kernels import path_name
@@ -20,6 +21,8 @@ from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES
+from headtohead.papers.faster_qk.runs import ToyRun
+from headtohead.papers.faster_qk.train import train as train_toy
 from headtohead.training.population import PopulationTrainer
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Hooks, Runs, Trainer
@@ -157,3 +160,18 @@ def test_a_step_captured_as_a_graph_is_the_step(arm: str) -> None:
     found = curves(trainer(1, arm, record=True, hooks=Hooks(warn=warnings.append)))
     assert not warnings
     assert_same_steps(found, curves(trainer(1, arm)))
+
+
+def test_a_toy_window_captured_as_a_graph_is_that_of_the_cpu() -> None:
+    runs = [
+        ToyRun("a", "CACO", seed, adam=rate, epochs=2, batches=50, length=16)
+        for seed, rate in ((1, 1e-3), (2, 3e-3))
+    ]
+    for found, wanted in zip(train_toy(runs, GPU), train_toy(runs), strict=True):
+        assert found.marks["end"].loss == pytest.approx(wanted.marks["end"].loss, rel=1e-3)
+
+
+def test_the_seconds_of_a_call_grow_with_its_work() -> None:
+    small, large = (torch.randn(count, device=GPU) for count in (2**20, 2**27))
+    # 128 times the bytes; far more than launches or caches could hide
+    assert seconds_of(lambda: large * 2, GPU) > 10 * seconds_of(lambda: small * 2, GPU)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from headtohead.data.tasks.toy import CLASSES, VOCABULARY
+from headtohead.kernels.cuda_graph import CudaGraph
 from headtohead.papers.faster_qk import forms, fused
 from headtohead.papers.faster_qk.forms import State
 from headtohead.papers.faster_qk.measure import Mark, imposed_mass, measure_gain, measure_mark
@@ -120,7 +121,7 @@ class Batch:
         self.shares = each([run.share for run in runs]).float().view(1, -1, 1, 1) if imposed else None
         self.chunk = -1
         self.inputs: dict[str, Tensor] = {}
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graph: CudaGraph[Tensor] | None = None
 
     def _fill(self) -> None:
         """Set `inputs` to the next window's sequences and rates; on a GPU in place, because a graph reads them there."""
@@ -180,9 +181,9 @@ class Batch:
                 self.losses = self._in_one_kernel(self.state)
                 return
             if self.graph is None:
-                self._capture(self.stream)
-            assert self.graph is not None
-            self.graph.replay()
+                with self._trial():
+                    self.graph = CudaGraph(self._steps, self.device, warmup=1, stream=self.stream)
+            self.losses = self.graph.replay()
 
     def _in_one_kernel(self, state: State) -> Tensor:
         return fused.window_steps(state, **self.inputs, target=self.target, rate=RATE)
@@ -213,15 +214,6 @@ class Batch:
         if not agree:
             warnings.warn(f"{_SLOWER}: its results differ from those of plain steps", stacklevel=2)
         return agree
-
-    def _capture(self, stream: torch.cuda.Stream) -> None:
-        """Capture a window as a CUDA graph."""
-        with self._trial():
-            self._steps()  # the first matmul initializes its library, which cannot be captured
-            self.graph = torch.cuda.CUDAGraph()
-            stream.synchronize()
-            with torch.cuda.graph(self.graph, stream=stream):
-                self.losses = self._steps()
 
     def collect(self) -> None:
         """Finish a window: record its events and drop finished runs."""
