@@ -64,8 +64,9 @@ class Display:
 
     def compiling(self, run: str) -> None:
         """Record that a run compiles its model or loads it from the compile cache."""
+        first = not any(state.phase == "compile" for state in self.estimate.active.values())
         self.estimate.enter(run, "compile")
-        self.show(run, "compiling", urgent=not self.done)
+        self.show(run, "compiling", urgent=first and not self.done)
 
     def scoring(self, run: str, share: float) -> None:
         """Record the share of an evaluation that is done."""

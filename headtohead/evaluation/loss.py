@@ -9,16 +9,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from headtohead.common.schema import Plain
 from headtohead.data.shards import Split
 from headtohead.data.text import Array
 from headtohead.data.windows import scoring_windows
 from headtohead.model.decoder import Decoder
+from headtohead.training.batches import moved
 
 MAX_BLOCKS = 256
 MIN_DOCUMENTS = 8
 _CUTS_OF_ONE_TEXT = 64
+_PASSES_PER_COPY = 32
 
 
 @dataclass(frozen=True)
@@ -115,11 +118,19 @@ def _token_nats(
     device, context = model.readout.device, model.size.context
     nats = np.zeros(len(split.tokens), dtype=np.float64)
     batch = windows_per_pass(device, context)
+    # Copying a result waits for the device, which is then idle until the next pass is launched.
+    copied = 1 if device.type == "cpu" else _PASSES_PER_COPY
+    pending: list[Tensor] = []
+    done = 1
     with evaluating(model):
         for tokens, targets, first in scoring_windows(split.tokens, context, batch):
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                found = model.nats(tokens.to(device), targets.to(device))
-            nats[first : first + targets.numel()] = found.flatten().double().cpu().numpy()
+                pending.append(model.nats(moved(tokens, device), moved(targets, device)).flatten())
+            end = first + targets.numel()
+            if len(pending) < copied and end < len(nats):
+                continue
+            nats[done:end] = torch.cat(pending).double().cpu().numpy()
+            done, pending = end, []
             if progress:
                 progress(first / len(split.tokens))
     return nats

@@ -18,7 +18,7 @@ from headtohead.model.decoder import Decoder
 from headtohead.study.plan.dataset import Dataset, task_model
 from headtohead.study.plan.execution import ExecutionSettings, max_rows
 from headtohead.study.plan.plan import LayerTable
-from headtohead.study.plan.row_throughput import MOST, best_rows, rows_pay
+from headtohead.study.plan.row_throughput import MOST, best_passes, rows_pay
 from headtohead.study.store.frozen import Lock, frozen_population
 from headtohead.study.store.manifest import Contest
 from headtohead.study.store.run_spec import RunSpec
@@ -109,7 +109,7 @@ def shared_by_rows(run: RunSpec) -> str:
 def group_populations(runs: Iterable[RunSpec], execution: ExecutionSettings) -> list[list[RunSpec]]:
     """Return the runs in groups that are trained in one pass, in their order; most groups are a single run.
 
-    Rows with equal settings are adjacent. As many as fit into memory are one group.
+    Rows with equal settings are adjacent. As many are one group as fit into memory and train fastest.
     """
     alike: dict[str, list[RunSpec]] = {}
     for run in runs:
@@ -117,13 +117,13 @@ def group_populations(runs: Iterable[RunSpec], execution: ExecutionSettings) -> 
     device = torch.device(execution.device)
     found = []
     for members in alike.values():
-        most = best_rows(members[0], device) if len(members) > 1 and device.type == "cuda" else MOST
         order: dict[TrainSettings, list[RunSpec]] = {}
         for run in members:
             order.setdefault(run.training, []).append(run)
         rows = [run for same in order.values() for run in same]
         # Populations of about equal size: 20 rows become 10 + 10, not 16 + 4.
-        parts = -(-len(rows) // most)
+        on_gpu = len(rows) > 1 and device.type == "cuda"
+        parts = best_passes(rows[0], len(rows), device) if on_gpu else -(-len(rows) // MOST)
         ends = [len(rows) * index // parts for index in range(parts + 1)]
         found += [rows[start:stop] for start, stop in pairwise(ends)]
     return found

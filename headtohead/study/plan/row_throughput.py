@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 
 from headtohead.common.errors import UnreadableFile
@@ -54,15 +55,26 @@ def rows_pay(
     return max((rate for rows, rate in rates.items() if rows > 1), default=0.0) > _GAIN * single
 
 
-def best_rows(run: RunSpec, device: torch.device) -> int:
-    """Return how many rows are trained in one pass: by memory, and by throughput if it was measured on this device."""
+def best_passes(run: RunSpec, rows: int, device: torch.device) -> int:
+    """Return in how many passes of about equal size that many rows are trained fastest.
+
+    As few as memory allows, unless a throughput measured on this device says that smaller passes are faster.
+    """
     most = max(1, min(MOST, max_rows(run.size, run.training, device)))
-    rates = {rows: rate for rows, rate in _kept(_path(run, device)).items() if 1 < rows <= most}
+    fewest = -(-rows // most)
+    rates = _kept(_path(run, device))
     if not rates:
-        return most
-    # The fewest rows that are about as fast as the best: less memory, and more passes to share among workers.
-    enough = min(rows for rows, rate in rates.items() if _GAIN * rate >= max(rates.values()))
-    return most if enough == max(rates) else enough
+        return fewest
+
+    def seconds(passes: int) -> float:
+        sizes = [rows * (index + 1) // passes - rows * index // passes for index in range(passes)]
+        counts = sorted(rates)
+        return sum(
+            size / float(np.interp(size, counts, [rates[count] for count in counts])) for size in sizes
+        )
+
+    best = min(map(seconds, range(fewest, rows + 1)))
+    return next(passes for passes in range(fewest, rows + 1) if seconds(passes) <= _GAIN * best)
 
 
 def measure_rows(

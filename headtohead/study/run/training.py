@@ -180,9 +180,11 @@ class TrainingPass:
         return self.stop()
 
     @contextmanager
-    def _compiling(self, run: str) -> Iterator[None]:
-        """Report that a run is compiled; a stop interrupts it, but for the first progress of this start."""
-        self.emit(Event("compiling", run))
+    def _compiling(self) -> Iterator[None]:
+        """Report that the pass is compiled; a stop interrupts it, but for the first progress of this start."""
+        for spec in self.specs:
+            if spec.id not in self.states:
+                self.emit(Event("compiling", spec.id))
         with interrupted_by(self.stop):
             yield
         self.stop.advance()  # the compiled graph is kept
@@ -269,7 +271,7 @@ class TrainingPass:
                 stop=self._after_step,
                 evaluate=evaluate,
                 rewind=run.rewind,
-                compiling=lambda: self._compiling(run.id),
+                compiling=self._compiling,
                 warn=lambda message: self.emit(Event("warning", run.id, message=message)),
             ),
         )

@@ -13,7 +13,7 @@ from headtohead.study.plan import row_throughput
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.plan import Plan
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.plan.row_throughput import best_rows, measure_rows, rows_pay
+from headtohead.study.plan.row_throughput import best_passes, measure_rows, rows_pay
 
 CPU = torch.device("cpu")
 
@@ -67,11 +67,23 @@ def test_a_measurement_is_made_once(plan: Plan, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(row_throughput, "measure_rows", measured)
     run = given(plan)[0]
-    assert best_rows(run, CPU) == 16, "as many as memory allows while nothing is known"
+    assert best_passes(run, 20, CPU) == 2, "as few as memory allows while nothing is known"
     assert rows_pay(*given(plan))
     assert rows_pay(*given(plan))
     assert len(made) == 1
-    assert best_rows(run, CPU) == 4, "8 rows are hardly faster"
+    assert best_passes(run, 5, CPU) == 1, "2 + 3 rows would be slower than 5"
+    assert best_passes(run, 20, CPU) == 2, "10 rows are about as fast as 8"
+
+
+def test_smaller_passes_are_chosen_where_large_ones_are_slow(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        row_throughput, "measure_rows", lambda *given: {1: 100.0, 2: 160.0, 4: 200.0, 8: 120.0}
+    )
+    assert rows_pay(*given(plan))
+    run = given(plan)[0]
+    assert [best_passes(run, rows, CPU) for rows in (4, 5, 8, 12)] == [1, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +105,6 @@ def test_a_damaged_measurement_is_made_again(
     (kept,) = (tmp_path / "rows").iterdir()
     kept.write_text("{")
     row_throughput._kept.cache_clear()
-    assert best_rows(given(plan)[0], CPU) == 16
+    assert best_passes(given(plan)[0], 16, CPU) == 1
     assert rows_pay(*given(plan))
     assert kept.read_text() != "{"

@@ -76,9 +76,13 @@ def test_the_next_unfinished_pass_is_compiled_while_one_trains(
     groups = passes(story, arms=["standard", "diagonal", "prefix_mean"])
     runs = [run for group in groups for run in group]
 
+    compiled = []
+
     def emit(event: Any) -> None:
         if event.kind == "compiling":
-            order.append(("trains", store.run(event.run).spec().label, 0))
+            compiled.append(event.run)
+            now = ("trains", store.run(event.run).spec().label, 0)
+            order.extend([now] if order[-1] != now else [])
 
     ClaimLoop(store, runs, COMPILED, NEVER, emit, ahead=Noted(store, COMPILED)).work()
     labels = [group[0].label for group in groups]
@@ -89,6 +93,7 @@ def test_the_next_unfinished_pass_is_compiled_while_one_trains(
         ("trains", labels[1], 0),
         ("trains", labels[2], 0),
     ]
+    assert compiled == [run.id for run in runs], "every row of a pass is reported"
 
 
 def test_a_helper_ends_when_it_is_closed(story: Path, tmp_path: Path) -> None:
