@@ -145,8 +145,9 @@ class Projected(Mechanism):
         return attention_weights(q, k, frame.mask(x.device, self.window, self.strict))
 
     def cache_spec(self) -> tuple[Entry, ...]:
-        """Keys and values of every token."""
-        return (Entry("k", (self.kv_heads, self.dim)), Entry("v", (self.kv_heads, self.dim)))
+        """Keys and values of every token, or of the window."""
+        each = (self.kv_heads, self.dim)
+        return (Entry("k", each, window=self.window), Entry("v", each, window=self.window))
 
     def projection_flops(self, mode: Mode) -> float:
         """Return the FLOPs per token of the projections, two per weight."""
