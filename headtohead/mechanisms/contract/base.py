@@ -405,6 +405,8 @@ class Mechanism(Component):
     residual: ClassVar[str] = "euclidean"
     signed: bool = False
     """Whether the attention map can be negative: indicators then use renormalized absolute values."""
+    substochastic: bool = False
+    """Whether rows of the attention map may sum to less than 1, such as with a sink; its weights are not negative."""
     singular: bool = False
     """Whether it divides by sums that can vanish: checks by finite differences and in bf16 are then meaningless."""
     writes: ClassVar[bool] = True
