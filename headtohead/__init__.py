@@ -48,7 +48,7 @@ _HOME = {
             ),
             *("bench_train", "catalog", "check", "corpus_stats", "cost", "draw_growth", "evaluate"),
             *("evaluate_task", "examine_study", "explain", "forecast", "generate_text", "judge"),
-            *("load", "load_model", "look", "open_study", "reproduce", "Reproduction", "run_toy"),
+            *("load", "load_model", "look", "new_mechanism", "open_study", "reproduce", "Reproduction", "run_toy"),
             *("score_task", "score_tasks", "Study", "StudyResult", "Toy", "ToyPlan", "watch_study"),
         ),
         "headtohead.api",

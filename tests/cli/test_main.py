@@ -440,7 +440,7 @@ BAD_FILES = [
     (["race", "--arms", "standard", "./raising.py:Mine"], "raising.py"),
     (["race", "--arms", "standard", "./noclass.py:Mine"], "noclass.py"),
     (["race", "--arms", "standard", "./noforward.py:Mine"], "noforward.py"),
-    (["race", "--arms", "standard", "./bare.py"], "needs a class name"),
+    (["race", "--arms", "standard", "./bare.py"], "name a class: ./bare.py:ClassName"),
     (["race", "--arms", "standard", "diagonal", "--out", "short.txt/out"], "cannot write to short.txt/out"),
     (["doctor", "nowhere"], "no study in nowhere"),
     (["doctor", "short.txt"], "no study in short.txt"),
