@@ -20,7 +20,9 @@ def new_mechanism(name: str, out: str | Path = ".") -> Path:
     _check_name(name)
     folder = Path(out).expanduser()
     if found := _SEPARATES.search(str(folder)):
-        raise UserError(f"'{folder}' contains '{found[0]}', so no arm can name a file in it; give another --out")
+        raise UserError(
+            f"'{folder}' contains '{found[0]}', so no arm can name a file in it; give another --out"
+        )
     if not folder.is_dir():
         raise UserError(f"no such directory: {folder} (given as --out)")
     path = folder / f"{name}.py"

@@ -58,12 +58,16 @@ def _only_mechanism(module: ModuleType, path: str) -> str:
     names = [
         name
         for name, value in vars(module).items()
-        if inspect.isclass(value) and issubclass(value, Mechanism | Stage) and value.__module__ == module.__name__
+        if inspect.isclass(value)
+        and issubclass(value, Mechanism | Stage)
+        and value.__module__ == module.__name__
     ]
     if len(names) == 1:
         return names[0]
     if names:
-        raise UserError(f"{path} has {len(names)} mechanisms; write {' or '.join(f'{path}:{name}' for name in names)}")
+        raise UserError(
+            f"{path} has {len(names)} mechanisms; write {' or '.join(f'{path}:{name}' for name in names)}"
+        )
     raise UserError(f"{path} has no class derived from headtohead.Mechanism; name a class: {path}:ClassName")
 
 

@@ -81,7 +81,7 @@ def _require_kind(mechanism: Mechanism, weights: Tensor) -> None:
     sums = weights.sum(-1)
     if mechanism.substochastic:
         low, high = float(sums.min()), float(sums.max())
-        good = 0 < low and high < 1 + 1e-9
+        good = low > 0 and high < 1 + 1e-9
         words = f"it declares substochastic, but rows of attention_map sum to {low:.6g} to {high:.6g}, not above 0 to 1"
         require(good, words)
         return
