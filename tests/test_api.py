@@ -300,3 +300,11 @@ def test_a_notebook_shows_a_styled_and_escaped_table(
     assert all(one.strip().startswith(".h2h-verdicts") for rule in rules for one in rule.split(","))
     monkeypatch.setitem(sys.modules, "headtohead.report.templates", None)
     assert result._repr_html_() is None
+
+
+def test_the_loaded_run_in_the_documents_works(raced: tuple[str, dict[str, RunDirectory]]) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "studies.md").read_text()
+    block = next(text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "h2h.load(" in text)
+    names: dict[str, object] = {}
+    exec(block.replace("races/mine/ID", str(raced[1]["standard"].path)), names)
+    assert isinstance(names["run"], h2h.LoadedRun)
