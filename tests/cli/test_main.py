@@ -473,7 +473,8 @@ def test_a_long_prompt_is_cut_to_the_context(
 ) -> None:
     read = []
     monkeypatch.setattr(
-        "headtohead.api.runs.generate", lambda model, prompt, *rest, **named: read.append(prompt) or iter(())
+        "headtohead.api.loaded.generate",
+        lambda model, prompt, *rest, **named: read.append(prompt) or iter(()),
     )
     run("generate", str(Store(raced).runs()[0].path), "--prompt", "x" * 120_000 + "the end")
     assert bytes(read[0][0].tolist()) == b"x" * 121 + b"the end"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor
 
 import headtohead as h2h
-from headtohead.mechanisms.contract.base import Cache, Entry
+from headtohead.mechanisms.contract.base import Cache, Entry, Frame
 from headtohead.mechanisms.contract.terms import Composed, class_term
 from headtohead.mechanisms.standard import Standard, StandardOptions
 from headtohead.model.decoder import Decoder
-from headtohead.model.decoding import Decoding
+from headtohead.model.decoding import Decoding, one_step
 from headtohead.model.generation import Sampling, generate
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES
@@ -137,19 +138,34 @@ def test_a_window_belongs_to_an_entry_per_token() -> None:
         Entry("state", (3,), "sequence", window=4)
 
 
-def test_a_cache_without_a_window_serves_windowed_attention() -> None:
-    """A mechanism that declares entries of every token still decodes correctly with `frame.attend(window=...)`."""
+class MasksItself(Standard):
+    """Mixes as a file could before there were ring buffers: over every token, with its own mask."""
 
-    class KeepsAll(Standard):
-        def cache_spec(self) -> tuple[Entry, ...]:
-            return tuple(dataclasses.replace(entry, window=0) for entry in super().cache_spec())
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
+        if cache is not None:
+            k, v = cache.append("k", k), cache.append("v", v)
+        scores = (q @ k.mT).masked_fill(~frame.mask(q.device, self.window), float("-inf"))
+        return scores.softmax(-1) @ v
 
+
+class KeepsAll(Standard):
+    """Declares entries of every token, and attends with `frame.attend(window=...)`."""
+
+    graph_safe = True  # type: ignore[assignment]
+
+    def cache_spec(self) -> tuple[Entry, ...]:
+        return tuple(dataclasses.replace(entry, window=0) for entry in super().cache_spec())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", [MasksItself, KeepsAll])
+def test_a_mechanism_may_keep_every_token_of_a_window(kind: type[Standard]) -> None:
     text = tokens(2, 12)
-    layers = [Composed((class_term(KeepsAll, {"window": 3}),))] * 2
+    layers = [Composed((class_term(kind, {"window": 3}),))] * 2
     decoder = Decoder(TINY.with_settings(init_std=0.3), layers, seed=2).double().eval()
-    with torch.inference_mode():
-        caches = decoder.new_caches(2, 12)
-        decoder.logits(text[:, :5], caches=caches)
-        step = Decoding(decoder, caches)
-        found = torch.stack([step(text[:, place : place + 1]) for place in range(5, 12)], 1)
-        assert torch.allclose(found, decoder.logits(text)[:, 5:], rtol=1e-9)
+    caches = decoder.new_caches(2, 12)
+    assert caches.bytes == decoder.cache_bytes(2, 12, torch.float64) == 2 * 2 * 2 * 12 * 16 * 8
+    decoder.logits(text[:, :5], caches=caches)
+    step = Decoding(decoder, caches) if decoder.graph_safe else partial(one_step, decoder, caches)
+    found = torch.stack([step(text[:, place : place + 1]) for place in range(5, 12)], 1)
+    assert torch.allclose(found, decoder.logits(text)[:, 5:], rtol=1e-9)
