@@ -49,7 +49,7 @@ def trained(out: Path) -> dict[str, Decoder]:
     settings = {"tokens": TOKENS, "batch": 1024, "lr": 4e-3, "model": {"init_std": 0.08}}
     result = h2h.Study(arms, name="gallery", seeds=1, **settings).run(out, workers=1)
     runs = {entry.label: entry.run for entry in result.manifest.entries}
-    return {name: h2h.load(out / "runs" / runs[name])[0] for name in names}
+    return {name: h2h.load(out / "runs" / runs[name]).model for name in names}
 
 
 @torch.no_grad()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headtohead.mechanisms.contract.wrap import wrap as wrap
     from headtohead.mechanisms.families.groups import Group as Group
     from headtohead.mechanisms.kuramoto import Kuramoto as Kuramoto
+    from headtohead.model.generation import Sampling as Sampling
     from headtohead.study.store.archive import export_runs as export_runs
     from headtohead.study.store.archive import import_runs as import_runs
     from headtohead.study.store.run_store import Store as Store
@@ -48,7 +49,17 @@ _HOME = {
             ),
             *("bench_train", "catalog", "check", "corpus_stats", "cost", "draw_growth", "evaluate"),
             *("evaluate_task", "examine_study", "explain", "forecast", "generate_text", "judge"),
-            *("load", "load_model", "look", "open_study", "reproduce", "Reproduction", "run_toy"),
+            *(
+                "load",
+                "load_model",
+                "LoadedRun",
+                "look",
+                "new_mechanism",
+                "open_study",
+                "reproduce",
+                "Reproduction",
+                "run_toy",
+            ),
             *("score_task", "score_tasks", "Study", "StudyResult", "Toy", "ToyPlan", "watch_study"),
         ),
         "headtohead.api",
@@ -65,6 +76,7 @@ _HOME = {
     **dict.fromkeys(("export_runs", "import_runs"), "headtohead.study.store.archive"),
     "Group": "headtohead.mechanisms.families.groups",
     "Kuramoto": "headtohead.mechanisms.kuramoto",
+    "Sampling": "headtohead.model.generation",
     "Store": "headtohead.study.store.run_store",
     "UserError": "headtohead.common.errors",
     "prepare": "headtohead.data.shards",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ import headtohead as h2h
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.data.shards import prepare
+from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout, skipped_layers
 from headtohead.study.config.spec import build_study
 from headtohead.study.plan.planner import plan_study
@@ -46,7 +51,7 @@ def test_a_loaded_run_has_its_companion_and_its_score(raced: tuple[str, dict[str
     train = prepare(corpus).splits["train"].tokens
     assert model.companion is not None
     assert model.companion.tolist() == train[:128].tolist(), "the first tokens of the train split"
-    noise = h2h.load(runs[HYBRID].path)[0].companion
+    noise = h2h.load(runs[HYBRID].path).model.companion
     assert noise is not None
     assert float(noise.std()) == pytest.approx(0.02, rel=0.1)
 
@@ -180,3 +185,126 @@ def test_init_from_is_stored_under_its_old_name() -> None:
         assert study.spec.start == "a/b"
         assert study.spec.arms[1].start == "b/c"
         assert study.values["from"] == "a/b"
+
+
+def test_a_loaded_run_reads_text(raced: tuple[str, dict[str, RunDirectory]]) -> None:
+    path = raced[1]["standard"].path
+    run = h2h.load(path)
+    ids = run.tokenizer.encode("the cat é")
+    assert run.tokenizer.decode(ids) == run.tokenizer.decode(torch.tensor(ids.tolist())) == "the cat é"
+    logits = run.logits("the cat")
+    assert logits.shape == (7, 256)
+    assert torch.equal(logits, run.model.logits(torch.tensor([[*b"the cat"]]))[0])
+    maps = run.attention("the cat")
+    assert [weights.shape for weights in maps] == [(4, 7, 7)] * 2
+    assert torch.allclose(maps[0].sum(-1), torch.ones(4, 7))
+    assert run.generate("the", tokens=9) == "".join(h2h.generate_text(path, "the", tokens=9, device="cpu"))
+    greedy = run.generate("the cat", tokens=1, sampling=h2h.Sampling(temperature=0))
+    assert greedy.encode() == bytes([int(logits[-1].argmax())])
+    model, tokenizer = run
+    assert (model, tokenizer) == (run.model, run.tokenizer)
+
+
+def test_a_loaded_run_is_short_when_printed(raced: tuple[str, dict[str, RunDirectory]]) -> None:
+    run = raced[1]["standard"]
+    name = raced[0].rpartition("/")[2]
+    assert repr(h2h.load(run.path)).startswith(f"LoadedRun({run.id}: standard, seed 1, ")
+    assert name in repr(h2h.load(run.path))
+    assert len(repr(h2h.load(run.path))) < 200
+
+
+@pytest.mark.parametrize("text", ["", "x" * 129])
+def test_a_text_that_does_not_fit_the_context_is_rejected(
+    text: str, raced: tuple[str, dict[str, RunDirectory]]
+) -> None:
+    run = h2h.load(raced[1]["standard"].path)
+    for read in (run.logits, run.attention):
+        with pytest.raises(UserError, match=f"the text has {len(text)} tokens; allowed: 1 to 128"):
+            read(text)
+
+
+def test_a_loaded_run_that_mixes_nothing_has_no_map(raced: tuple[str, dict[str, RunDirectory]]) -> None:
+    run = h2h.load(raced[1]["standard"].path)
+    size, layers = run.model.size, parse_layout("(standard no_attention)*1").layers(2)
+    mixed = dataclasses.replace(run, model=Decoder(size, layers, seed=1))
+    assert [weights is None for weights in mixed.attention("cat")] == [False, True]
+
+
+def test_a_study_converts_to_data_frames(raced: tuple[str, dict[str, RunDirectory]]) -> None:
+    folder = raced[1]["standard"].path.parent.parent
+    result = h2h.open_study(folder)
+    runs, curves, verdicts = result.runs(), result.curves(), result.verdicts_frame()
+    assert list(runs.columns) == (folder / "runs.csv").read_text().splitlines()[0].split(",")
+    assert set(runs["run"]) == {run.id for run in raced[1].values()}
+    stored = {run.id: run.result().test.values["nats"] for run in raced[1].values()}  # type: ignore[union-attr]
+    assert dict(zip(runs["run"], runs["test_nats"], strict=True)) == stored
+    one = curves[curves["run"] == raced[1]["standard"].id]
+    logged = raced[1]["standard"].logged_rows()
+    assert one["step"].tolist() == [row.step for row in logged]
+    assert one["nats"].dropna().tolist() == [row.nats for row in logged if row.nats is not None]
+    assert {"label", "seed", "corpus", "tokens", "lr"} <= set(curves.columns)
+    assert verdicts["verdict"].tolist() == [row.verdict for row in result.verdicts]
+    assert verdicts.equals(result.to_pandas())
+
+
+def test_damaged_curves_are_left_out_and_named(
+    raced: tuple[str, dict[str, RunDirectory]], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(raced[1]["standard"].path.parent.parent, tmp_path / "copy")
+    damaged = folder / "runs" / raced[1]["standard"].id / "metrics.jsonl"
+    damaged.write_text('{"step": 1, "tokens": 256, "nats": 1.0}\n')
+    result = h2h.open_study(folder)
+    curves = result.curves()
+    assert set(curves["run"]) == {run.id for arm, run in raced[1].items() if arm != "standard"}
+    assert len([line for line in result.damage if str(damaged) in line]) == 1
+    result.curves()
+    assert len([line for line in result.damage if str(damaged) in line]) == 1
+
+
+def test_without_pandas_the_error_names_it(
+    raced: tuple[str, dict[str, RunDirectory]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = h2h.open_study(raced[1]["standard"].path.parent.parent)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for table in (result.runs, result.curves, result.verdicts_frame, result.to_pandas):
+        with pytest.raises(UserError, match=r"^data frames need pandas: pip install pandas$"):
+            table()
+
+
+def test_studies_and_results_are_short_when_printed(raced: tuple[str, dict[str, RunDirectory]]) -> None:
+    study = h2h.Study(arms=["standard", "sharing:tie=kv"], name="mine", seeds=3)
+    assert repr(study) == "Study('mine': standard, (Q, K=V); 3 seeds; stdlib; nano)"
+    many = h2h.Study(arms=["standard", *(f"standard:window={n}" for n in range(1, 9))], seeds=1)
+    assert repr(many).count("window") == 3
+    assert ", ...; 1 seed; stdlib; nano)" in repr(many)
+    folder = raced[1]["standard"].path.parent.parent
+    result = h2h.open_study(folder)
+    words = "; ".join(f"{row.label} {row.verdict}" for row in result.verdicts)
+    assert repr(result) == f"StudyResult({str(folder)!r}: 3 of 3 runs done; {words})"
+
+
+def test_a_notebook_shows_a_styled_and_escaped_table(
+    raced: tuple[str, dict[str, RunDirectory]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jinja2")
+    result = h2h.open_study(raced[1]["standard"].path.parent.parent)
+    hostile = "<script>alert(1)</script>"
+    result.verdicts[0] = dataclasses.replace(result.verdicts[0], label=hostile, notes=[hostile])
+    shown = result._repr_html_()
+    assert shown is not None
+    assert shown.startswith('<div class="h2h-verdicts"><style>.h2h-verdicts')
+    assert "<script" not in shown
+    assert shown.count("&lt;script&gt;alert(1)") == 2
+    # Every rule is limited to the table: the notebook's own look is not changed.
+    rules = re.findall(r"([^{}]+)\{", shown.partition("<style>")[2].partition("</style>")[0])
+    assert all(one.strip().startswith(".h2h-verdicts") for rule in rules for one in rule.split(","))
+    monkeypatch.setitem(sys.modules, "headtohead.report.templates", None)
+    assert result._repr_html_() is None
+
+
+def test_the_loaded_run_in_the_documents_works(raced: tuple[str, dict[str, RunDirectory]]) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "studies.md").read_text()
+    block = next(text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "h2h.load(" in text)
+    names: dict[str, object] = {}
+    exec(block.replace("races/mine/ID", str(raced[1]["standard"].path)), names)
+    assert isinstance(names["run"], h2h.LoadedRun)

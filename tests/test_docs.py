@@ -14,9 +14,11 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 import headtohead as h2h
 from headtohead.cli.main import COMMANDS, GROUPS
+from headtohead.common.numbers import short_bytes
 from headtohead.data import corpora, shards
 from headtohead.data.tasks import registry as find
 from headtohead.data.tasks import synthetic, zeroshot
@@ -38,6 +40,39 @@ def test_the_example_in_contributing_is_the_example_file() -> None:
     block = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[0]
     file = (ROOT / "examples" / "prefix_mean.py").read_text()
     assert file.split('"""\n\n', 1)[1] == block
+
+
+@pytest.fixture(scope="module")
+def sink(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of the mechanism in docs/mechanisms.md."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "mechanisms.md").read_text(), re.DOTALL)
+    file = tmp_path_factory.mktemp("docs") / "sink.py"
+    file.write_text(next(block for block in blocks if "class Sink(" in block))
+    return str(file)
+
+
+def test_the_mechanism_in_the_documents_reaches_the_last_level(sink: str) -> None:
+    found = h2h.check(sink)
+    assert found.findings == []
+    assert found.complete
+
+
+def test_the_mechanism_in_the_documents_decodes_from_its_window(sink: str) -> None:
+    size = dataclasses.replace(find_size("nano"), width=16, ffn=16)
+    layers = parse_layout(f"({sink}:window=4 {sink})*1").layers(2)
+    model = Decoder(size.with_settings(init_std=0.3), layers, seed=1).double().eval()
+    text = torch.randint(0, 256, (2, 30), generator=torch.Generator().manual_seed(1))
+    caches = model.new_caches(2, 30)
+    with torch.no_grad():
+        parts = [model.logits(part, caches=caches) for part in (text[:, :9], *text[:, 9:].split(1, 1))]
+        assert torch.allclose(torch.cat(parts, 1), model.logits(text), rtol=1e-9)
+    assert caches.bytes == model.cache_bytes(2, 30, torch.float64) == 2 * 2 * (4 + 30) * 16 * 8
+
+
+def test_the_stated_cache_of_the_mechanism_in_the_documents_is_its_cache(sink: str) -> None:
+    page = (ROOT / "docs" / "mechanisms.md").read_text()
+    usual, windowed = (short_bytes(h2h.cost(arm)["cache_bytes"]) for arm in ("standard", f"{sink}:window=16"))
+    assert f"# cache at context: {usual} and {windowed}" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -19,6 +19,8 @@ from headtohead.api.interpret import look as look
 from headtohead.api.judge import TableResult as TableResult
 from headtohead.api.judge import forecast as forecast
 from headtohead.api.judge import judge as judge
+from headtohead.api.loaded import LoadedRun as LoadedRun
+from headtohead.api.new import new_mechanism as new_mechanism
 from headtohead.api.reproduce import Reproduction as Reproduction
 from headtohead.api.reproduce import Toy as Toy
 from headtohead.api.reproduce import ToyPlan as ToyPlan

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from headtohead.api.frames import curve_row, data_frame
 from headtohead.common import VERSION
 from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.files import digest, digest_file, open_regular, write_atomic, write_json
@@ -15,7 +16,7 @@ from headtohead.common.progress import progress_bar
 from headtohead.common.terminal import say
 from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.explanations import ArmExplanation
-from headtohead.study.judge.runs_csv import runs_csv
+from headtohead.study.judge.runs_csv import run_rows, runs_csv
 from headtohead.study.judge.stability import Stability
 from headtohead.study.judge.transfer_matrix import Cell
 from headtohead.study.judge.trends import Trend
@@ -122,18 +123,52 @@ class StudyResult:
         """Return the attention of each arm on its task, over seeds, if the probe `explain` was run."""
         return self.analysis.explanations
 
+    def verdicts_frame(self) -> Any:
+        """Return the verdicts as a pandas data frame, one row per arm and contest."""
+        return data_frame([row.as_dict() for row in self.verdicts])
+
     def to_pandas(self) -> Any:
-        """Return the verdicts as a pandas frame."""
+        """Return `verdicts_frame()`; the name until version 0.2."""
+        return self.verdicts_frame()
+
+    def runs(self) -> Any:
+        """Return the runs as a pandas data frame with the columns of runs.csv, one row per arm, seed and contest."""
+        columns, rows = run_rows(Store(self.path), self.manifest, self.results, self.added_seeds)
+        return data_frame(rows, columns)
+
+    def curves(self) -> Any:
+        """Return the training curves as a pandas data frame, one row per run and logged step.
+
+        Rows of an evaluation have `valid_` and `test_` columns instead of the training loss. Damaged curves are left out
+        and named in `damage`.
+        """
+        rows = []
+        for entry in self.manifest.entries:
+            place = {name: value for name, value in entry.contest.place.items() if value}
+            about = {"run": entry.run, "label": entry.label, "seed": entry.seed, **place}
+            try:
+                curve = Store(self.path).run(entry.run).curve(self.results.get(entry.run))
+            except UnreadableFile as error:
+                self.damage += [str(error)] if str(error) not in self.damage else []
+                continue
+            rows += [about | curve_row(row) for row in curve]
+        return data_frame(rows)
+
+    def __repr__(self) -> str:
+        done = sum(result.status == "done" for result in self.results.values())
+        runs = f"{done} of {len({entry.run for entry in self.manifest.entries})} runs done"
+        verdicts = "; ".join(f"{row.label} {row.verdict}" for row in self.verdicts[:4])
+        more = f"; {len(self.verdicts) - 4} more" if len(self.verdicts) > 4 else ""
+        return f"StudyResult({str(self.path)!r}: {runs}; {verdicts or 'no verdicts'}{more})"
+
+    def _repr_html_(self) -> str | None:
+        """Return the verdicts as a styled table for notebooks; None, and so the plain text, without the template library."""
         try:
-            import pandas
+            from headtohead.report.templates import asset, verdict_table
         except ImportError:
-            raise UserError("to_pandas needs pandas: pip install pandas") from None
-        return pandas.DataFrame([row.as_dict() for row in self.verdicts])
-
-    def _repr_html_(self) -> str:
-        from headtohead.report.templates import verdict_table
-
-        return verdict_table(self.manifest, self.verdicts)
+            return None
+        table = verdict_table(self.manifest, self.verdicts)
+        return f'<div class="h2h-verdicts"><style>{asset("notebook.css")}</style>{table}</div>'
 
 
 def judge_study(

@@ -7,19 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from headtohead.api.loaded import LoadedRun, check_tokens
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.progress import progress_bar
 from headtohead.common.text import check_unicode
 from headtohead.data.corpora import SPLITS
 from headtohead.data.tasks.zeroshot import ALL, Task, chosen_tasks, find_task
-from headtohead.data.tokenizers import Tokenizer
 from headtohead.evaluation.loss import Score, score_split
 from headtohead.evaluation.zeroshot import TaskScore, score_examples
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
-from headtohead.model.generation import Sampling, generate
+from headtohead.model.generation import Sampling
 from headtohead.model.layout import skipped_layers
 from headtohead.study.environment import choose_device
 from headtohead.study.plan.dataset import dataset_of
@@ -28,17 +26,15 @@ from headtohead.study.run.restore import restore
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import check_trained_weights, find_run
 
-MAX_TOKENS = 1_000_000
-"""Tokens that one call generates at most; the cache holds all of them."""
 
-
-def load(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> tuple[Decoder, Tokenizer]:
-    """Return the trained model of a run, and its tokenizer.
+def load(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> LoadedRun:
+    """Return a trained run with its model and tokenizer: `run.generate(text)`, `run.logits(text)`, `run.attention(text)`.
 
     Loading a run of a user's mechanism file executes that file; `trust_files` allows it.
     """
+    folder = find_run(run)
     model = load_model(run, device=device, trust_files=trust_files)
-    return model, find_run(run).tokenizer()
+    return LoadedRun(folder.spec(), model, folder.tokenizer())
 
 
 def load_model(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> Decoder:
@@ -69,8 +65,8 @@ def evaluate(
     """
     from headtohead.data.shards import tokens_of
 
-    model, tokenizer = _load_reader(run, device, trust_files)
-    _skipping(model, skip, keep_ffn)
+    reader = _load_reader(run, device, trust_files)
+    model, tokenizer = _skipping(reader.model, skip, keep_ffn), reader.tokenizer
     with progress_bar("scoring", quiet) as progress:
         data = tokens_of(corpus, split, tokenizer, data_dir=data_dir, progress=progress)
         return score_split(
@@ -145,8 +141,8 @@ def score_tasks(
     """
     # Read every file before scoring, so that a missing one fails immediately.
     found = [find_task(name, data_dir).part(limit) for name in chosen_tasks(tasks)]
-    model, tokenizer = _load_reader(run, device, trust_files)
-    _skipping(model, skip, keep_ffn)
+    reader = _load_reader(run, device, trust_files)
+    model = _skipping(reader.model, skip, keep_ffn)
     total = sum(len(task.examples) for task in found)
     scores: list[TaskScore] = []
     with progress_bar("scoring", quiet) as progress:
@@ -156,12 +152,12 @@ def score_tasks(
             def shown(share: float, task: Task = task, before: int = before) -> None:
                 progress(f"scoring {task.name}", (before + share * len(task.examples)) / total)
 
-            scores.append(score_examples(model, task, tokenizer, progress=shown))
+            scores.append(score_examples(model, task, reader.tokenizer, progress=shown))
     return scores
 
 
-def _load_reader(run: str | Path, device: str, trust_files: bool) -> tuple[Decoder, Tokenizer]:
-    """Return the model and tokenizer of a run; raise if it was trained on a task and cannot read plain text."""
+def _load_reader(run: str | Path, device: str, trust_files: bool) -> LoadedRun:
+    """Return a loaded run; raise if it was trained on a task and cannot read plain text."""
     chosen, spec = choose_device(device), find_run(run).spec()
     if spec.task:
         raise UserError(
@@ -192,29 +188,13 @@ def generate_text(
 ) -> Iterator[str]:
     """Yield the text that a run's model generates after a prompt, piece by piece.
 
-    A prompt longer than the context is cut on the left. On a GPU decoding steps run as a CUDA graph. `warn` receives a
-    message about a cut prompt, and the reason if the run's mechanism does not allow a graph.
+    `warn` receives a message about a cut prompt, and the reason if the run's mechanism does not allow a CUDA graph.
     """
-    if tokens > MAX_TOKENS:
-        raise UserError(f"tokens={tokens:,} is too many; at most {MAX_TOKENS:,}")
-    encoded = check_unicode(prompt, "the prompt").encode("utf-8")
-    model, tokenizer = _load_reader(run, device, trust_files)
-    read = tokenizer.encode(encoded).astype("int64").tolist()
-    context = model.size.context
-    if len(read) > context:
-        warn(
-            f"the prompt has {len(read):,} tokens and the context {context:,}: only the last {context:,} are read"
-        )
-    start = torch.tensor([read[-context:]], device=choose_device(device))
-    written: list[int] = []
-    shown = ""
-    for token in generate(model, start, tokens, sampling or Sampling(), warn=warn):
-        written.append(int(token))
-        text = tokenizer.decode(written)
-        # A multi-byte character is yielded once it is complete.
-        if not text.endswith("\ufffd"):
-            yield text[len(shown) :]
-            shown = text
+    check_unicode(prompt, "the prompt")
+    check_tokens(tokens)
+    yield from _load_reader(run, device, trust_files).stream(
+        prompt, tokens=tokens, sampling=sampling, warn=warn
+    )
 
 
 def _trusted_layers(spec: RunSpec, trust_files: bool) -> list[Composed]:

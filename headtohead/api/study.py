@@ -48,6 +48,12 @@ class Study:
         )
         self.spec: StudySpec = build_study(self.values)
 
+    def __repr__(self) -> str:
+        spec, seeds = self.spec, f"{len(self.spec.seeds)} seed{'s' if len(self.spec.seeds) > 1 else ''}"
+        parts = ([arm.label for arm in spec.arms], spec.tasks or spec.corpora, spec.sizes)
+        arms, data, sizes = (", ".join(part[:4]) + (", ..." if len(part) > 4 else "") for part in parts)
+        return f"Study({spec.name!r}: {arms}; {seeds}; {data}; {sizes})"
+
     @classmethod
     def from_file(cls, path: str | Path, **changes: Any) -> Study:
         """Return the study defined in a TOML file; `changes` override its settings."""

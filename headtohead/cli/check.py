@@ -17,7 +17,7 @@ from headtohead.model.layout import parse_layout
 
 
 def command(
-    names: Annotated[tuple[str, ...], flag("ARM|FILE.py:Class")] = (),
+    names: Annotated[tuple[str, ...], flag("ARM|FILE.py")] = (),
     *,
     all_: Annotated[bool, flag(name="all")] = False,
     compile: bool = False,
@@ -27,14 +27,14 @@ def command(
     The exit code is 1 when a mechanism is not raceable.
 
     Args:
-        names: built-in mechanisms, with options to check one setting only, or classes in files
+        names: built-in mechanisms, with options to check one setting only, or files with a mechanism: FILE.py, FILE.py:Class
         all_: check every built-in mechanism; the exit code is 1 when one misses the last level
         compile: also check that torch.compile captures it without graph breaks (slow)
     """
     chosen = list(names) or ([*builtin_mechanisms()] if all_ else [])
     if not chosen:
         raise UserError(
-            f"h2h check needs a name, FILE.py:Class, or --all (allowed: {', '.join(builtin_mechanisms())})"
+            f"h2h check needs a name, FILE.py, or --all (allowed: {', '.join(builtin_mechanisms())})"
         )
     good = True
     levels = list(LEVELS)

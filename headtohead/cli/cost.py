@@ -43,11 +43,10 @@ def command(
     table = []
     for row in rows:
         flops, cached = row["flops_per_token"], row["cache_bytes_per_token"]
-        fixed = (row["cache_bytes_per_sequence"] or 0) + (row["cache_bytes_shared"] or 0)
         counts = map(short_count, (flops["causal"], flops["full"], row["decode_flops_per_token"]))
         cache = ("none: recomputes", "–")
         if cached is not None:
-            cache = (f"{cached:,}", short_bytes(cached * row["context"] + fixed))
+            cache = (f"{cached:,}", short_bytes(row["cache_bytes"]))
         ratio = f"{row['parameters'] / first['parameters']:.3f}"
         table.append((row["label"], f"{row['parameters']:,}", ratio, *counts, *cache))
     columns = (

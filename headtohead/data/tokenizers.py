@@ -20,6 +20,7 @@ import numpy as np
 from headtohead.common.errors import MissingFile, UnreadableFile, UserError
 from headtohead.common.files import digest, read_file, read_text, write_atomic
 from headtohead.common.numbers import parse_count
+from headtohead.common.text import check_unicode
 from headtohead.data.text import Array, Progress, Text, chunks
 
 SEPARATOR = "<|end|>"
@@ -36,9 +37,10 @@ class Tokenizer(Protocol):
     """The token between documents."""
     digest: str
 
-    def encode(self, text: bytes) -> Array:
-        """Return the tokens of a document, without separator."""
-        return next(self.encode_all([text]))
+    def encode(self, text: str | bytes) -> Array:
+        """Return the tokens of a document, without separator; text is encoded as UTF-8."""
+        content = check_unicode(text, "the text").encode() if isinstance(text, str) else text
+        return next(self.encode_all([content]))
 
     def encode_all(self, texts: Iterable[bytes]) -> Iterator[Array]:
         """Yield the tokens of each document, without separator."""
@@ -75,7 +77,7 @@ class Bytes(Tokenizer):
                 yield index, np.frombuffer(chunk, dtype=np.uint8)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(tokens).decode("utf-8", "replace")
+        return bytes(map(int, tokens)).decode("utf-8", "replace")
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
         return bytes(tokens).replace(b"\0", b"")

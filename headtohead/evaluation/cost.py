@@ -28,6 +28,7 @@ def arm_cost(
 ) -> dict[str, Any]:
     """Return the cost of one arm at a size and context; cache sizes are None if a layer has no cache.
 
+    `cache_bytes` is the whole cache of one sequence at this context, in which a window keeps only its last tokens.
     Work that `batch` sequences share, such as a companion, is divided among them.
     """
     context = context or size.context
@@ -39,9 +40,10 @@ def arm_cost(
         "batch": batch,
         "flops_per_token": {"causal": train.causal, "full": train.full},
         "decode_flops_per_token": decode.causal,
-        "cache_bytes_per_token": _entries(model, "token", dtype),
-        "cache_bytes_per_sequence": _entries(model, "sequence", dtype),
-        "cache_bytes_shared": _entries(model, "shared", dtype),
+        "cache_bytes_per_token": model.cache_bytes_per_token(dtype),
+        "cache_bytes_per_sequence": model.cache_bytes(1, 1, dtype, ("sequence",)),
+        "cache_bytes_shared": model.cache_bytes(1, 1, dtype, ("shared",)),
+        "cache_bytes": model.cache_bytes(1, context, dtype),
         "cache_dtype": str(dtype).removeprefix("torch."),
         "decodable": model.decodable,
     }
@@ -51,13 +53,3 @@ def attention_parameters(size: Size, layers: Sequence[Composed]) -> list[int]:
     """Return the number of parameters of each layer's mechanism, including its stages."""
     blocks = Decoder.on_meta(size, layers).layers
     return [sum(parameter.numel() for parameter in block.mechanism.parameters()) for block in blocks]
-
-
-def _entries(model: Decoder, kind: str, dtype: torch.dtype) -> int | None:
-    total = 0
-    for block in model.layers:
-        spec = block.mechanism.cache_spec()
-        if spec is None:
-            return None
-        total += sum(entry.bytes(1, 1, dtype) for entry in spec if entry.kind == kind)
-    return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from headtohead.common.errors import UserError
 from headtohead.kernels import linear_cross_entropy, token_nats
 from headtohead.mechanisms.contract.base import (
+    ENTRY_KINDS,
     TAGS,
     Cache,
     Circuit,
@@ -410,17 +411,19 @@ class Decoder(nn.Module):
         given = batch, capacity, dtype or weight.dtype, weight.device
         return Caches([block.mechanism.new_cache(*given) for block in self.layers], padding)
 
-    def cache_bytes(self, batch: int, capacity: int, dtype: torch.dtype) -> int | None:
-        """Return the bytes of the declared caches, or None if a layer has none."""
+    def cache_bytes(
+        self, batch: int, capacity: int, dtype: torch.dtype, kinds: Container[str] = ENTRY_KINDS
+    ) -> int | None:
+        """Return the bytes of the declared cache entries of some kinds, or None if a layer has no cache."""
         specs = [block.mechanism.cache_spec() for block in self.layers]
         if None in specs:
             return None
-        return sum(entry.bytes(batch, capacity, dtype) for spec in specs for entry in spec or ())
+        entries = [entry for spec in specs for entry in spec or () if entry.kind in kinds]
+        return sum(entry.bytes(batch, capacity, dtype) for entry in entries)
 
     def cache_bytes_per_token(self, dtype: torch.dtype) -> int | None:
-        """Return the cache bytes per additional token, or None if a layer has no cache."""
-        one, two = (self.cache_bytes(1, capacity, dtype) for capacity in (1, 2))
-        return None if one is None or two is None else two - one
+        """Return the cache bytes of one token, or None if a layer has no cache; a window keeps only its last tokens."""
+        return self.cache_bytes(1, 1, dtype, ("token",))
 
     # Parameters, FLOPs and circuits.
 

@@ -187,15 +187,14 @@ class _Parser:
 
     def term(self) -> Term:
         self.take(r"\s*")
-        if given := self.take(r"[^\s*+()=]+\.py:[A-Za-z_]\w*"):
-            path, _, class_name = given.rpartition(":")
+        if path := self.take(r"[^\s*+()=]+\.py(?![^\s:*+()])"):
+            # A name after the colon is a class, unless an equals sign makes it an option of the file's only mechanism.
+            class_name = self.take(r":[A-Za-z_]\w*\b(?!\s*=)").removeprefix(":")
             return file_term(path, class_name, self.options())
         name = self.take(r"[^\s:*+()=,]+", "a mechanism's name")
-        if name.endswith(".py"):
-            raise self.error(f"{name} needs a class name: {name}:ClassName")
         if name not in builtin_mechanisms():
             close, allowed = suggestion(name, builtin_mechanisms()), ", ".join(builtin_mechanisms())
-            raise UserError(f"unknown mechanism '{name}'{close} (allowed: {allowed}, or FILE.py:Class)")
+            raise UserError(f"unknown mechanism '{name}'{close} (allowed: {allowed}, or FILE.py)")
         return named_term(name, self.options())
 
     def options(self) -> dict[str, str]:

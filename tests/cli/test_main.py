@@ -440,7 +440,7 @@ BAD_FILES = [
     (["race", "--arms", "standard", "./raising.py:Mine"], "raising.py"),
     (["race", "--arms", "standard", "./noclass.py:Mine"], "noclass.py"),
     (["race", "--arms", "standard", "./noforward.py:Mine"], "noforward.py"),
-    (["race", "--arms", "standard", "./bare.py"], "needs a class name"),
+    (["race", "--arms", "standard", "./bare.py"], "name a class: ./bare.py:ClassName"),
     (["race", "--arms", "standard", "diagonal", "--out", "short.txt/out"], "cannot write to short.txt/out"),
     (["doctor", "nowhere"], "no study in nowhere"),
     (["doctor", "short.txt"], "no study in short.txt"),
@@ -473,7 +473,8 @@ def test_a_long_prompt_is_cut_to_the_context(
 ) -> None:
     read = []
     monkeypatch.setattr(
-        "headtohead.api.runs.generate", lambda model, prompt, *rest, **named: read.append(prompt) or iter(())
+        "headtohead.api.loaded.generate",
+        lambda model, prompt, *rest, **named: read.append(prompt) or iter(()),
     )
     run("generate", str(Store(raced).runs()[0].path), "--prompt", "x" * 120_000 + "the end")
     assert bytes(read[0][0].tolist()) == b"x" * 121 + b"the end"

@@ -19,6 +19,7 @@ from headtohead.kernels.attention.decode import ROPE_MODES, attend_placed, decod
 from headtohead.kernels.pointwise.rotary import rotary_table
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.model.decoder import Decoder
+from headtohead.model.decoding import Decoding
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES
 from headtohead.papers.faster_qk.runs import ToyRun
@@ -175,3 +176,19 @@ def test_the_seconds_of_a_call_grow_with_its_work() -> None:
     small, large = (torch.randn(count, device=GPU) for count in (2**20, 2**27))
     # 128 times the bytes; far more than launches or caches could hide
     assert seconds_of(lambda: large * 2, GPU) > 10 * seconds_of(lambda: small * 2, GPU)
+
+
+@pytest.mark.parametrize("arm", ["standard:window=16", "(standard:window=16 standard)*1"])
+def test_a_ring_buffer_under_a_graph_equals_decoding_without_a_cache(arm: str) -> None:
+    model = Decoder(SIZE.with_settings(init_std=0.3), parse_layout(arm).layers(SIZE.layers), 1).to(GPU).eval()
+    text = torch.randint(0, 256, (2, 40), device=GPU, generator=torch.Generator(GPU).manual_seed(1))
+    with torch.inference_mode():
+        caches = model.new_caches(2, 100)
+        model.logits(text, caches=caches)
+        step = Decoding(model, caches)
+        for _ in range(60):
+            token = text[:, -1:].flip(0)
+            text = torch.cat((text, token), 1)
+            found, wanted = step(token), model.logits(text)[:, -1]
+            assert float((found - wanted).abs().max()) < 1e-3 * float(wanted.abs().max())
+    assert step._graph is not None

@@ -373,7 +373,7 @@ def test_a_shared_cache_is_read_once(rope: str, kv_heads: int, monkeypatch: pyte
     near(torch.cat(parts, 1), whole)
 
 
-@pytest.mark.parametrize("arm", ["roundtrip", "score", "rotated", "none", "standard"])
+@pytest.mark.parametrize("arm", ["roundtrip", "score", "rotated", "none", "standard", "window"])
 @pytest.mark.parametrize("kv_heads", [2, pytest.param(4, marks=SLOW)])
 def test_a_step_at_a_position_uses_the_kernel(
     arm: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch
@@ -386,8 +386,10 @@ def test_a_step_at_a_position_uses_the_kernel(
         lambda *given, **named: calls.append(named["values"] is not None) or real(*given, **named),
     )
     layer: Standard | Sharing
-    if arm == "standard":
-        layer = Standard(Shape(64, 4), StandardOptions(kv_heads=kv_heads))
+    standard = arm in ("standard", "window")
+    if standard:
+        window = 4 if arm == "window" else 0
+        layer = Standard(Shape(64, 4), StandardOptions(kv_heads=kv_heads, window=window))
     else:
         layer = Sharing(Shape(64, 4), SharingOptions(tie="kv", kv_heads=kv_heads, rope=arm))
     layer.initialise(seeded_draw(1, "test", 0.3))
@@ -402,4 +404,4 @@ def test_a_step_at_a_position_uses_the_kernel(
             cache.place = torch.tensor([place])
             frame = Frame(start=6, time=1, rotary=rotary, state=ForwardState(place=cache.place))
             near(layer(x[:, place : place + 1], frame, cache), whole[:, place : place + 1])
-    assert calls == [arm == "standard"] * 3
+    assert calls == [standard] * 3

@@ -86,7 +86,7 @@ def test_a_layout_that_does_not_fit_is_rejected(text: str, layers: int, words: s
         ("sharing:ty=kv", "did you mean 'tie'"),
         ("standard+", "name is missing"),
         ("./none.py:Mine", "no such file"),
-        ("mine.py", "needs a class name"),
+        ("mine.py", "no such file: mine.py"),
     ],
 )
 def test_typing_mistakes_are_one_clear_line(text: str, words: str) -> None:

@@ -77,12 +77,26 @@ def attend_placed(
 ) -> Tensor:
     """Return (batch, heads, 1, dim) from q (batch, heads, 1, dim) at `place` (1,) among k, v (batch, kv_heads, keys, dim).
 
-    Later keys are masked; `window` and `strict` are those of `attend`.
+    Later keys are masked; `window` and `strict` are those of `attend`. No more keys than the window are a ring buffer:
+    position p is in column p modulo keys, and a full ring is visible as a whole.
     """
+    keys = k.shape[-2]
+    if window and keys <= window:
+        if strict:
+            return attend(q, k, v, scale=scale, mask=_others_in_ring(place, keys))
+        window, place = 0, place.clamp_max(keys - 1)
     if not window and not strict and k.shape == v.shape and v.dtype == k.dtype and decode_serves(q, k):
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return torch.ops.headtohead.placed_decode(q.squeeze(2), k, v, None, 0, scale, place).unsqueeze(2)
     return attend(q, k, v, window=window, strict=strict, scale=scale, rows=place)
+
+
+def _others_in_ring(place: Tensor, keys: int) -> Tensor:
+    """Return the mask (1, keys) of a query at `place` (1,) that attends to itself only if no other key is visible."""
+    column = torch.arange(keys, device=place.device)
+    own = column == place % keys
+    others = (column <= place) & ~own
+    return (others | (own & ~others.any())).unsqueeze(0)
 
 
 def _differentiate(given: list[Any], grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ def attend(
     scale: float | None = None,
     bias: Tensor | None = None,
     rows: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Return (batch, heads, queries, dim) from q (batch, heads, queries, dim) and k, v (batch, kv_heads, keys, dim).
 
@@ -41,7 +42,7 @@ def attend(
     it has no other key. Values may have another width than keys; outputs have the width of the values. `bias`
     (heads, queries, keys) or (batch, heads, queries, keys) is added to the scaled scores. `rows` (batch,) selects one
     query of each sequence, (batch, heads, 1, dim), or is the position of the single given query, (1,) for all sequences;
-    it excludes `bias`.
+    it excludes `bias`. A given `mask` (queries, keys), true where a key is visible, is used instead of all this.
     """
     queries, keys = q.shape[-2], k.shape[-2]
     if rows is not None:
@@ -53,10 +54,9 @@ def attend(
         padding = None if padding is None else padding[:, -window:]
         bias = None if bias is None else bias[..., -window:]
         keys = window
-    mask = None
     biased = bias is not None and queries > 1
     viewed = padding is not None or rows is not None or window or strict
-    if viewed or (causal and (biased or 1 < queries < keys)):
+    if mask is None and (viewed or (causal and (biased or 1 < queries < keys))):
         mask = view_mask(queries, keys, q.device, causal, padding, window, strict, rows)
     whole = causal and mask is None and queries > 1
     if is_plain():

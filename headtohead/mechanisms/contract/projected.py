@@ -145,8 +145,14 @@ class Projected(Mechanism):
         return attention_weights(q, k, frame.mask(x.device, self.window, self.strict))
 
     def cache_spec(self) -> tuple[Entry, ...]:
-        """Keys and values of every token."""
-        return (Entry("k", (self.kv_heads, self.dim)), Entry("v", (self.kv_heads, self.dim)))
+        """Keys and values of every token, or of the window.
+
+        A subclass with another `mix` or `forward` may mask every token itself; it declares a window in its own entries.
+        """
+        kind, each = type(self), (self.kv_heads, self.dim)
+        usual = (kind.forward, kind.mix) == (Projected.forward, Projected.mix)
+        window = self.window if usual else 0
+        return (Entry("k", each, window=window), Entry("v", each, window=window))
 
     def projection_flops(self, mode: Mode) -> float:
         """Return the FLOPs per token of the projections, two per weight."""

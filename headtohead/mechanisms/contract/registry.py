@@ -9,6 +9,7 @@ import pkgutil
 import sys
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 from torch import nn
 
@@ -39,16 +40,35 @@ def find_mechanism(name: str) -> Kind:
     return builtin_mechanisms()[name]
 
 
-def load_mechanism(path: str, class_name: str) -> Kind:
-    """Return a user's mechanism class from a Python file; errors in it are reported in one line."""
+def load_mechanism(path: str, class_name: str = "") -> Kind:
+    """Return a user's mechanism class from a Python file, by default its only one; errors are reported in one line."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"no such file: {path} (given as a mechanism's file)")
     module = _load_module(file.resolve(), digest_file(file, links=True))
+    class_name = class_name or _only_mechanism(module, path)
     if not hasattr(module, class_name):
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
         raise unknown(f"class in {path}", class_name, classes)
     return adopt(getattr(module, class_name), class_name, path)
+
+
+def _only_mechanism(module: ModuleType, path: str) -> str:
+    """Return the name of the one mechanism that a file defines; raise if it has none or several."""
+    names = [
+        name
+        for name, value in vars(module).items()
+        if inspect.isclass(value)
+        and issubclass(value, Mechanism | Stage)
+        and value.__module__ == module.__name__
+    ]
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise UserError(
+            f"{path} has {len(names)} mechanisms; write {' or '.join(f'{path}:{name}' for name in names)}"
+        )
+    raise UserError(f"{path} has no class derived from headtohead.Mechanism; name a class: {path}:ClassName")
 
 
 def adopt(value: object, name: str, where: str) -> Kind:
@@ -64,7 +84,7 @@ def adopt(value: object, name: str, where: str) -> Kind:
 
 
 @cache
-def _load_module(file: Path, source: str) -> object:
+def _load_module(file: Path, source: str) -> ModuleType:
     name = f"headtohead_user_{source[:16]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:

@@ -1,4 +1,4 @@
-"""Parse one layer's mechanism in an arm: `name:option=value`, `path.py:Class`, joined by `+`."""
+"""Parse one layer's mechanism in an arm: `name:option=value`, `path.py:Class` or `path.py`, joined by `+`."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def named_term(name: str, given: dict[str, Any]) -> Term:
 
 
 def file_term(path: str, class_name: str, given: dict[str, Any]) -> Term:
-    """Return the term of a class in a user's file."""
+    """Return the term of a class in a user's file; without a name, of its only mechanism."""
     kind = load_mechanism(path, class_name)
     source = digest_file(Path(path).expanduser(), links=True)
-    return Term(kind, build_options(class_name, kind.Options, given), path, source)
+    return Term(kind, build_options(kind.__name__, kind.Options, given), path, source)
 
 
 def class_term(value: type, given: dict[str, Any] | None = None) -> Term:

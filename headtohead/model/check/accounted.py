@@ -58,7 +58,7 @@ def fast_path(bench: Fixture) -> None:
 
 
 def attention_map(bench: Fixture) -> None:
-    """An attention map, if any, is (batch, heads, time, time), finite, causal, and a distribution unless signed."""
+    """An attention map, if any, is (batch, heads, time, time), finite, causal, and of its declared kind."""
     mechanism, x = bench.mechanism(), bench.inputs()
     with torch.no_grad():
         weights = mechanism.attention_map(x, bench.frame(x))
@@ -69,11 +69,25 @@ def attention_map(bench: Fixture) -> None:
     require(good, f"attention_map returned {tuple(weights.shape)}, not (batch, heads, time, time)")
     require(bool(torch.isfinite(weights).all()), "attention_map returns values that are not finite")
     require(bool((weights.triu(1) == 0).all()), "attention_map has weight on future tokens")
-    if not mechanism.signed:
-        require(bool((weights >= 0).all()), "attention_map has negative weights; set signed = True")
-        sums = weights.sum(-1)
-        rows = (sums - 1).abs() < 1e-9
-        require(bool((rows | (sums == 0)).all()), "rows of attention_map do not sum to 1; set signed = True")
+    _require_kind(mechanism, weights)
+
+
+def _require_kind(mechanism: Mechanism, weights: Tensor) -> None:
+    """Check that rows are distributions, or sum to at most 1 if substochastic, or are of any sign if signed."""
+    if mechanism.signed:
+        require(not mechanism.substochastic, "signed and substochastic exclude each other; set one of them")
+        return
+    require(bool((weights >= 0).all()), "attention_map has negative weights; set signed = True")
+    sums = weights.sum(-1)
+    if mechanism.substochastic:
+        low, high = float(sums.min()), float(sums.max())
+        good = low > 0 and high < 1 + 1e-9
+        words = f"it declares substochastic, but rows of attention_map sum to {low:.6g} to {high:.6g}, not above 0 to 1"
+        require(good, words)
+        return
+    rows = (sums - 1).abs() < 1e-9
+    words = "rows of attention_map do not sum to 1; set substochastic = True if they sum to less, or signed = True"
+    require(bool((rows | (sums == 0)).all()), words)
 
 
 def compiles(bench: Fixture) -> None:

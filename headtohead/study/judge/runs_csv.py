@@ -50,12 +50,22 @@ def runs_csv(
     """Return a study's runs as CSV, one row per arm, seed and contest; unknown values are empty."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
+    columns, rows = run_rows(store, manifest, results, added_seeds)
+    writer.writerow(columns)
+    writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
+    return stream.getvalue()
+
+
+def run_rows(
+    store: Store, manifest: Manifest, results: Mapping[str, RunResult], added_seeds: frozenset[int]
+) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
+    """Return the columns of a study's runs and one row per arm, seed and contest; unknown values are None or missing."""
     extra = [name for name in _SOME_COLUMNS if any(getattr(contest, name) for contest in manifest.contests())]
     after = COLUMNS.index("length") + 1
     scores = _scores(manifest, results)
     columns = (*COLUMNS[:after], *extra, "numerics", *_BEFORE, *_split_columns(scores), *_AFTER)
-    writer.writerow(columns)
     texts = {label: text for text, label in manifest.arms}
+    rows = []
     for contest in manifest.contests():
         for label, text in texts.items():
             facts: dict[str, Any] = {}
@@ -81,8 +91,8 @@ def runs_csv(
                 for split in ("valid", "test"):
                     score = None if result is None else getattr(result, split)
                     row |= {f"{split}_{name}": score and score.values.get(name) for name in scores}
-                writer.writerow([_cell(row.get(column)) for column in columns])
-    return stream.getvalue()
+                rows.append(row)
+    return columns, rows
 
 
 def _scores(manifest: Manifest, results: Mapping[str, RunResult]) -> tuple[str, ...]:

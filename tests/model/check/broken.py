@@ -299,6 +299,55 @@ class MapIsSigned(Base):
         return -super().attention_map(x, frame)
 
 
+class MapHasASink(Base):
+    """Rows sum to less than 1, and nothing declares it."""
+
+    def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
+        return 0.9 * super().attention_map(x, frame)
+
+
+class MapExceedsOne(Base):
+    substochastic = True
+
+    def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
+        return 1.01 * super().attention_map(x, frame)
+
+
+class MapHasEmptyRows(Base):
+    substochastic = True
+
+    def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
+        return super().attention_map(x, frame).tril(-1)
+
+
+class MapIsNegativeDespiteItsKind(MapIsSigned):
+    substochastic = True
+
+
+class MapOfTwoKinds(Base):
+    signed = substochastic = True
+
+
+class SoundWithASink(Base):
+    """Softmax-plus-one: a map whose rows sum to less than 1, declared and applied."""
+
+    substochastic = True
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
+        if cache is not None:
+            k, v = cache.append("k", k), cache.append("v", v)
+        return self._weights(q, k, frame) @ v
+
+    def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
+        q, k, _ = self.positioned(x, frame)
+        return self._weights(q, k, frame)
+
+    def _weights(self, q: Tensor, k: Tensor, frame: Frame) -> Tensor:
+        scores = q @ k.transpose(-2, -1) * self.dim**-0.5
+        scores = scores.masked_fill(~frame.mask(q.device, keys=k.shape[-2]), float("-inf"))
+        return torch.cat((torch.zeros_like(scores[..., :1]), scores), -1).softmax(-1)[..., 1:]
+
+
 class BreaksTheGraph(Base):
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
         if x.device.type != "meta" and float(x.detach().abs().max()) > 1e30:
@@ -367,9 +416,17 @@ CAUGHT: dict[type[Mechanism], tuple[str, str]] = {
     FastGradientIsNotPlain: ("fast_path", "gradient of"),
     MapSeesTheFuture: ("attention_map", "weight on future tokens"),
     MapIsSigned: ("attention_map", "negative"),
+    MapExceedsOne: ("attention_map", "sum to 1.01 to 1.01"),
     Raises: ("shape", "ValueError: not today"),
     CannotBeBuilt: ("build", "no such luck"),
 }
+WRONG_KIND: dict[type[Mechanism], str] = {
+    MapHasASink: "set substochastic = True",
+    MapHasEmptyRows: "sum to 0 to",
+    MapIsNegativeDespiteItsKind: "negative",
+    MapOfTwoKinds: "exclude each other",
+}
+"""Further mechanisms whose attention map is not of the declared kind."""
 LEVEL_WITH = {
     "cache_declared": "raceable",
     "cache_agrees": "raceable",

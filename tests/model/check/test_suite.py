@@ -9,7 +9,8 @@ from headtohead.api import check_settings
 from headtohead.mechanisms.contract.base import Mechanism
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.mechanisms.contract.terms import Composed, Term
-from headtohead.model.check import LEVELS, check_composed
+from headtohead.model.check import LEVELS, accounted, check_composed
+from headtohead.model.check.fixture import Failure, Fixture
 from headtohead.model.check.suite import SLOW
 from headtohead.model.layout import parse_layout
 from tests.model.check import broken
@@ -54,6 +55,17 @@ def test_a_sound_mechanism_reaches_the_last_level_compiled_too() -> None:
 def test_a_bidirectional_mechanism_on_the_torus_reaches_the_last_level() -> None:
     assert broken.SoundOnTorus.supports.bidirectional
     assert check(broken.SoundOnTorus).findings == []
+
+
+@pytest.mark.parametrize("kind", broken.WRONG_KIND, ids=lambda kind: kind.__name__)
+def test_a_map_of_another_kind_than_declared_is_caught(kind: type[Mechanism]) -> None:
+    bench = Fixture.of(Composed((Term(kind, broken.StandardOptions()),)))
+    with pytest.raises(Failure, match=broken.WRONG_KIND[kind]):
+        accounted.attention_map(bench)
+
+
+def test_a_declared_sub_stochastic_map_reaches_the_last_level() -> None:
+    assert check(broken.SoundWithASink).findings == []
 
 
 def test_unsupported_features_are_not_checked() -> None:

@@ -1,0 +1,1 @@
+"""h2h new: files to start from, one file per command."""
