@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: race test test-slow test-gpu lint format setup clean
 
 race: setup
-	$(BIN)/h2h race studies/quick.toml --out races/quick
+	$(BIN)/h2h race quick --out races/quick
 
 test: lint
 	$(BIN)/python -m pytest -q -rs -n 2 --dist worksteal -m "not slow and not gpu" tests

@@ -81,7 +81,7 @@ def main() -> None:
             "-m",
             "headtohead",
             "race",
-            str(ROOT / "studies" / "quick.toml"),
+            "quick",
             "--out",
             str(out),
         ]

@@ -58,7 +58,11 @@ def test_a_change_of_the_identity_is_detected(
 @pytest.mark.parametrize(
     ("study", "result", "labels"),
     [
-        ("studies/kuramoto-1m.toml", "kuramoto-1m", {"standard", "literal Kuramoto", "gated Kuramoto"}),
+        (
+            "headtohead/studies/kuramoto-1m.toml",
+            "kuramoto-1m",
+            {"standard", "literal Kuramoto", "gated Kuramoto"},
+        ),
         # `sharing` has gained options since then, which are part of its identity.
         ("results/sharing-1m/study.toml", "sharing-1m", {"standard", "diagonal", "GQA-2", "MQA"}),
     ],

@@ -59,7 +59,7 @@ def reproduce(
 ) -> Reproduction:
     """Run the studies of a paper at a scale (smoke, small, paper) and judge each claim.
 
-    `paper` is a name in `studies/` or a TOML file; the other arguments are those of `Study.run`. `only` runs a single
+    `paper` is the name of a shipped study or a TOML file; the other arguments are those of `Study.run`. `only` runs a single
     study, and the one it initializes from if any: a name, `study` for the one of [study], or `toy`. The study of
     [study] is stored in `out`, every other one in a subdirectory of its name. A second call runs only what is missing.
     The claims, judged by all finished studies, are written to `claims.json` in `out` and to the page.

@@ -20,6 +20,7 @@ from headtohead.common.progress import progress_bar
 from headtohead.common.terminal import say
 from headtohead.integrations.sinks import Sink, find_sinks
 from headtohead.study.config.folder import check_same_study, default_folder
+from headtohead.study.config.shipped import find_study
 from headtohead.study.config.spec import (
     StudySpec,
     build_study,
@@ -56,9 +57,9 @@ class Study:
 
     @classmethod
     def from_file(cls, path: str | Path, **changes: Any) -> Study:
-        """Return the study defined in a TOML file; `changes` override its settings."""
-        values = read_study(Path(path))
-        return cls(**{"name": Path(path).stem, **changed_settings(values, changes)})
+        """Return the study of a TOML file, or a shipped one by name; `changes` override its settings."""
+        file = find_study(path)
+        return cls(**{"name": file.stem, **changed_settings(read_study(file), changes)})
 
     @old_names(seconds="time_limit", stack="population")
     def run(

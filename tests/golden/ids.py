@@ -1,4 +1,4 @@
-"""Record the run ids and lock keys that planning computes for the studies of `studies/`, on stand-in data.
+"""Record the run ids and lock keys that planning computes for the studies of `headtohead/studies/`, on stand-in data.
 
     python tests/golden/ids.py        # writes tests/golden/ids.json
 
@@ -28,6 +28,7 @@ from headtohead.data.tasks import registry as find
 from headtohead.data.tasks.base import Example, Task
 from headtohead.data.tokenizers import Bytes
 from headtohead.study.claims.paper import SCALES, read_paper, sister
+from headtohead.study.config.shipped import shipped_studies
 from headtohead.study.config.spec import StudySpec, build_study, read_study
 from headtohead.study.plan import dataset as datasets
 from headtohead.study.plan import freeze, tuning
@@ -178,9 +179,9 @@ def identities(settings: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def studies() -> dict[str, dict[str, Any]]:
-    """Return the settings of every study in `studies/`; for a paper, those of every scale and study in it."""
+    """Return the settings of every study in `headtohead/studies/`; for a paper, those of every scale and study in it."""
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted((ROOT / "studies").glob("*.toml")):
+    for path in shipped_studies().values():
         values = read_study(path)
         if "claim" not in values:
             found[path.stem] = {"name": path.stem} | dict(values)

@@ -27,6 +27,7 @@ from headtohead.common.numbers import parse_count
 from headtohead.papers.faster_qk.work import ToyPlan
 from headtohead.study.claims import kinds, toy  # noqa: F401  (registers the kinds)
 from headtohead.study.claims.criteria import MAIN, At, Criterion, Number, Text, decode, read_criterion
+from headtohead.study.config.shipped import shipped_studies
 from headtohead.study.config.spec import build_study, changed_settings, read_study
 from headtohead.study.config.validation import (
     as_number,
@@ -95,15 +96,13 @@ def sister(settings: Mapping[str, Any]) -> str:
 
 
 def find_paper(name: str) -> Path:
-    """Return the paper file: a path, or a name in `studies/` in the current directory or next to the package."""
+    """Return the paper file: a path, or the name of a shipped study with claims."""
     if name.endswith(".toml"):
         return Path(name)
-    folders = [Path("studies"), Path(__file__).parents[3] / "studies"]
-    for folder in folders:
-        if (folder / f"{name}.toml").is_file():
-            return folder / f"{name}.toml"
-    known = {path.stem for folder in folders for path in folder.glob("*.toml") if _has_claims(path)}
-    raise unknown("paper", name, known)
+    shipped = shipped_studies()
+    if name not in shipped:
+        raise unknown("paper", name, {name for name, path in shipped.items() if _has_claims(path)})
+    return shipped[name]
 
 
 def _has_claims(path: Path) -> bool:

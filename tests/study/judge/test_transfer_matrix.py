@@ -206,9 +206,8 @@ def test_a_length_in_bytes_excludes_other_lengths(changes: dict[str, object]) ->
 
 
 def test_a_flag_overrides_the_length_in_the_file() -> None:
-    path = Path(__file__).parents[3] / "studies" / "coherence.toml"
-    assert Study.from_file(path).spec.bytes == 1_000_000
-    changed = Study.from_file(path, tokens=4096).spec
+    assert Study.from_file("coherence").spec.bytes == 1_000_000
+    changed = Study.from_file("coherence", tokens=4096).spec
     assert changed.bytes == 0
     assert changed.train_settings(changed.arms[0]).tokens == 4096
 
