@@ -29,6 +29,8 @@ from headtohead.common.files import (
     write_json,
 )
 from headtohead.data.corpora import Corpus, Documents, find_corpus
+from headtohead.data.lines import text_lengths
+from headtohead.data.locate import cache_dir
 from headtohead.data.text import SPLITS, Array, Progress, Text, chunks, is_blank, silent
 from headtohead.data.tokenizers import (
     MAX_TOKENIZER,
@@ -44,13 +46,6 @@ _PROGRESS_EVERY = 2**16
 """Bytes between progress updates, because a corpus may have a million short documents."""
 _MAX_TABLE = 2**34
 """Size limit of the tables of a shard, which may have an entry per document."""
-
-
-def cache_dir(given: str | Path | None = None) -> Path:
-    """Return the directory of prepared data: the argument, H2H_CACHE, or the user's cache directory."""
-    if chosen := given or os.environ.get("H2H_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headtohead"
 
 
 @dataclass(frozen=True)
@@ -244,7 +239,8 @@ def _make(
         tokenizer_name, fingerprint, root, lambda: (text for _, text in train), progress
     )
     dtype = np.min_scalar_type(tokenizer.vocabulary - 1)
-    total = sum(len(text) for texts in documents.splits.values() for _, text in texts)
+    lengths = {split: text_lengths(documents.splits[split]) for split in SPLITS}
+    total = sum(map(sum, lengths.values()))
     done = 0
 
     def walk(split: str) -> Iterator[Text]:
@@ -258,8 +254,7 @@ def _make(
     with naming(folder), _new_folder(folder) as temporary:
         splits = {}
         for split in SPLITS:
-            lengths = [len(text) for _, text in documents.splits[split]]
-            splits[split] = _write_split(temporary / split, tokenizer, walk(split), lengths, dtype)
+            splits[split] = _write_split(temporary / split, tokenizer, walk(split), lengths[split], dtype)
         if isinstance(tokenizer, BytePairs):
             write_atomic(temporary / "tokenizer.json", tokenizer.content)
         write_json(
