@@ -8,7 +8,7 @@ from pathlib import Path
 from headtohead.common.errors import MissingFile, UserError, unknown
 from headtohead.data import hub
 from headtohead.data.coherence import parse_dial
-from headtohead.data.corpora import check_known, corpus_files, corpus_names
+from headtohead.data.corpora import check_known, corpus_files, corpus_names, find_corpus, stable_name
 from headtohead.data.get.sources import Source, find_source
 from headtohead.data.locate import cache_dir, get_command
 from headtohead.data.tasks.registry import check_task_known, task_kind, task_names, zeroshot_names
@@ -49,7 +49,11 @@ def set_sources(name: str) -> list[Source]:
 
 def downloadable() -> list[str]:
     """Return the sets that can be downloaded: corpora, tasks, zero-shot tasks."""
-    return [name for name in (*corpus_names(), *task_names(), *zeroshot_names()) if set_files(name) and set_sources(name)]
+    return [
+        name
+        for name in (*corpus_names(), *task_names(), *zeroshot_names())
+        if set_files(name) and set_sources(name)
+    ]
 
 
 def is_present(name: str, data_dir: str | Path | None = None) -> bool:
@@ -59,7 +63,11 @@ def is_present(name: str, data_dir: str | Path | None = None) -> bool:
 
 def check_available(names: Iterable[str], data_dir: str | Path | None = None) -> None:
     """Raise one error that names everything that these corpora and tasks lack, with the command that downloads it."""
-    needed = dict.fromkeys(part for name in names for part in named_sets(name))
+    needed: dict[str, None] = {}
+    for name in names:
+        needed |= dict.fromkeys(named_sets(name))
+        if stable_name(name).startswith("file:"):
+            find_corpus(name)  # raises if the path does not exist
     errors = {name: error for name in needed if (error := _missing(name, data_dir)) is not None}
     for name, error in errors.items():
         if len(errors) == 1 or not set_sources(name):

@@ -222,7 +222,8 @@ def _read_path(path: Path) -> Documents:
     if len(documents) >= _BY_HASH:
         return Documents(by_hash(documents))
     joined = b"\n".join(text for _, text in documents)
-    return Documents(in_order(path.name, joined))
+    notes: dict[str, object] = {"documents": len(documents)} if len(documents) > 1 else {}
+    return Documents(in_order(path.name, joined), notes)
 
 
 def by_hash(documents: Iterable[tuple[str, bytes]]) -> dict[str, list[tuple[str, Text]]]:
@@ -369,7 +370,11 @@ _KINDS: dict[str, Kind] = {
     ),
     "pubmed": Kind("PubMed titles and abstracts", _three("pubmed/{}.jsonl.xz"), _read_lines),
     "openwebtext": Kind("a sample of OpenWebText", _three("webtext/openwebtext.{}.jsonl.xz"), _read_lines),
-    "c4": Kind("excerpts of C4, split by hash", {"all": "webtext/c4-excerpts.jsonl.xz|webtext/c4.jsonl"}, _read_hashed_lines),
+    "c4": Kind(
+        "excerpts of C4, split by hash",
+        {"all": "webtext/c4-excerpts.jsonl.xz|webtext/c4.jsonl"},
+        _read_hashed_lines,
+    ),
     "tinyshakespeare": Kind(
         "Shakespeare's plays in one file", {"all": "tinyshakespeare/input.txt.xz"}, _read_running_text
     ),

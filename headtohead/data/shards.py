@@ -138,6 +138,21 @@ def prepare(
     return _load(folder, corpus)
 
 
+def split_note(corpus: Prepared) -> str:
+    """Return how the documents of a user's text were split; empty for a named corpus."""
+    if not corpus.name.startswith("file:"):
+        return ""
+    counts = {split: len(part.documents) for split, part in corpus.splits.items()}
+    if set(counts.values()) == {1}:  # documents that are assigned by hash are more
+        total = sum(part.bytes for part in corpus.splits.values())
+        shares = ", ".join(f"{part.bytes / total:.0%} {split}" for split, part in corpus.splits.items())
+        number = corpus.notes.get("documents", 1)
+        what = "1 document" if number == 1 else f"{number} documents, joined"
+        return f"{corpus.label}: {what}, cut in order: {shares}"
+    found = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+    return f"{corpus.label}: {sum(counts.values()):,} documents, assigned by a hash of their text: {found}"
+
+
 def tokens_of(
     corpus: str,
     split: str,

@@ -19,7 +19,7 @@ from headtohead.data.available import (
     set_sources,
 )
 from headtohead.data.get.fetch import fetch
-from headtohead.data.get.sources import Source
+from headtohead.data.get.sources import Source, find_source
 from headtohead.data.locate import data_folder, present
 
 _SAME = {True: ", the same as in the recorded results", False: ", not as in the recorded results", None: ""}
@@ -66,8 +66,9 @@ def _get(name: str, folder: Path, parts: str | None) -> None:
             raise UserError(f"{name} is already in {folder}; remove its files to download other parts")
         say(f"{name}: already in {folder}")
         return
+    lacking = [file for file in set_files(name).values() if present(file, folder) is None]
     for source in set_sources(name):
-        if all(present(file, folder) for file in source.files):
+        if not any(find_source(file) is source for file in lacking):
             continue
         count = _count(name, source, parts)
         of = f", {count} of {len(source.parts)} parts" if source.default_parts else ""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-import headtohead
+from headtohead.common import VERSION
 from headtohead.common.errors import UserError
 from headtohead.common.files import digest_file, naming, sync_directory, write_atomic
 from headtohead.common.numbers import short_bytes
@@ -80,7 +80,7 @@ def _once(url: str, path: Path, sha256: str, progress: Progress) -> None:
     version = _version(part, mark, url)
     have = part.stat().st_size if version or (sha256 and part.is_file()) else 0
     request = urllib.request.Request(
-        url, headers={"User-Agent": f"headtohead/{headtohead.__version__}", "Accept-Encoding": "identity"}
+        url, headers={"User-Agent": f"headtohead/{VERSION}", "Accept-Encoding": "identity"}
     )
     if have:
         request.add_header("Range", f"bytes={have}-")

@@ -138,11 +138,7 @@ SOURCES: tuple[Source, ...] = (
     ),
     _as_published(
         "public domain",
-        {
-            "tinyshakespeare/input.txt": [
-                f"{_GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-            ]
-        },
+        {"tinyshakespeare/input.txt": [f"{_GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"]},
     ),
     _shards(
         _WEB,
@@ -170,7 +166,9 @@ SOURCES: tuple[Source, ...] = (
     ),
     Source(
         ("webtext/c4.jsonl",),
-        tuple(Remote((f"{_HUB}allenai/c4/en/c4-train.{index:05d}-of-01024.json.gz",)) for index in range(1024)),
+        tuple(
+            Remote((f"{_HUB}allenai/c4/en/c4-train.{index:05d}-of-01024.json.gz",)) for index in range(1024)
+        ),
         json_rows("webtext/c4.jsonl", "text"),
         "ODC-BY; the pages belong to their authors",
         "other: recorded on 1,480 excerpts; a part has about 356,000 documents",
@@ -208,11 +206,10 @@ SOURCES: tuple[Source, ...] = (
     Source(
         ("sva/linzen_gulordava_filtered.tsv",),
         tuple(
-            Remote((f"{_GULORDAVA}/data/linzen_testset/subj_agr_filtered.{kind}",)) for kind in ("gold", "text")
+            Remote((f"{_GULORDAVA}/data/linzen_testset/subj_agr_filtered.{kind}",))
+            for kind in ("gold", "text")
         ),
-        side_by_side(
-            "sva/linzen_gulordava_filtered.tsv", "verb_idx\tcorrect\twrong\tn_attractors\tsentence"
-        ),
+        side_by_side("sva/linzen_gulordava_filtered.tsv", "verb_idx\tcorrect\twrong\tn_attractors\tsentence"),
         "CC BY-NC 4.0",
     ),
     Source(

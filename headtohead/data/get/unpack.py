@@ -35,9 +35,10 @@ class Downloads:
         self.stream: IO[bytes] | None = None
 
     def __iter__(self) -> Iterator[IO[bytes]]:
-        for self.index, path in enumerate(self.paths):
-            with open(path, "rb") as self.stream:
-                yield self.stream
+        for index, path in enumerate(self.paths):
+            with open(path, "rb") as stream:
+                self.index, self.stream = index, stream
+                yield stream
 
     def share(self) -> float:
         """Return the share of all bytes that has been read."""
