@@ -10,7 +10,7 @@ from headtohead.data import hub
 from headtohead.data.coherence import parse_dial
 from headtohead.data.corpora import check_known, corpus_files, corpus_names, find_corpus, stable_name
 from headtohead.data.get.sources import Source, find_source
-from headtohead.data.locate import cache_dir, get_command
+from headtohead.data.locate import cache_dir, get_command, spellings
 from headtohead.data.tasks.registry import check_task_known, task_kind, task_names, zeroshot_names
 
 
@@ -63,18 +63,23 @@ def is_present(name: str, data_dir: str | Path | None = None) -> bool:
 
 def check_available(names: Iterable[str], data_dir: str | Path | None = None) -> None:
     """Raise one error that names everything that these corpora and tasks lack, with the command that downloads it."""
-    needed: dict[str, None] = {}
+    names = list(names)
+    errors = lacking(names, data_dir)
     for name in names:
-        needed |= dict.fromkeys(named_sets(name))
         if stable_name(name).startswith("file:"):
             find_corpus(name)  # raises if the path does not exist
-    errors = {name: error for name in needed if (error := _missing(name, data_dir)) is not None}
     for name, error in errors.items():
         if len(errors) == 1 or not set_sources(name):
             raise error
     if errors:
         command = get_command(list(errors), data_dir)
         raise MissingFile(f"{', '.join(errors)} not found; download them with: {command}")
+
+
+def lacking(names: Iterable[str], data_dir: str | Path | None = None) -> dict[str, MissingFile]:
+    """Return the named sets that these corpora and tasks need and that are not there, with the error of each."""
+    needed = dict.fromkeys(part for name in names for part in named_sets(name))
+    return {name: error for name in needed if (error := _missing(name, data_dir)) is not None}
 
 
 def _missing(name: str, data_dir: str | Path | None) -> MissingFile | None:
@@ -84,3 +89,22 @@ def _missing(name: str, data_dir: str | Path | None) -> MissingFile | None:
     except MissingFile as error:
         return error
     return None
+
+
+def layout() -> list[tuple[str, str, str, str, str]]:
+    """Return a row per set that can be downloaded: name, files, address, license, comparison with recorded results."""
+    rows = []
+    for name in downloadable():
+        sources = set_sources(name)
+        files = [f"`{file}`" for one in set_files(name).values() for file in _downloaded(one)]
+        addresses = [part.urls[0] for source in sources for part in source.parts[:1]]
+        licenses = dict.fromkeys(source.license for source in sources)
+        compared = dict.fromkeys(source.compared for source in sources)
+        rows.append((name, ", ".join(files), ", ".join(addresses), "; ".join(licenses), "; ".join(compared)))
+    return rows
+
+
+def _downloaded(file: str) -> list[str]:
+    """Return the file that its source gives."""
+    source = find_source(file)
+    return [name for name in spellings(file) if source is not None and name in source.files]

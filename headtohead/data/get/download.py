@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import http.client
 import os
 import time
@@ -13,12 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from filelock import FileLock, Timeout
+
 from headtohead.common import VERSION
 from headtohead.common.errors import UserError
 from headtohead.common.files import digest_file, naming, sync_directory, write_atomic
 from headtohead.common.numbers import short_bytes
 from headtohead.data.text import Progress
 
+LOCK = ".lock"
+"""The file in the folder of downloads that a running download locks."""
 _CHUNK = 2**18
 _ATTEMPTS = 3
 _PAUSE = 2.0
@@ -67,12 +70,15 @@ class _Broken(Exception):
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Hold the lock of a download: two processes would write into the same part."""
-    with open(path.parent / ".lock", "wb") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another download into {path.parent} is running; wait until it ends") from None
+    lock = FileLock(path.parent / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"another download into {path.parent} is running; wait until it ends") from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _once(url: str, path: Path, sha256: str, progress: Progress) -> None:

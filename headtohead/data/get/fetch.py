@@ -11,7 +11,7 @@ from pathlib import Path
 from headtohead.common.errors import UserError
 from headtohead.common.files import replacing
 from headtohead.common.numbers import short_bytes
-from headtohead.data.get.download import DownloadFailed, download
+from headtohead.data.get.download import LOCK, DownloadFailed, download
 from headtohead.data.get.recorded import same_as_recorded
 from headtohead.data.get.sources import Remote, Source
 from headtohead.data.get.unpack import DAMAGED, Downloads, Piece
@@ -39,13 +39,15 @@ def fetch(source: Source, folder: Path, parts: int, progress: Progress) -> list[
     """Download `parts` parts of a source (0: its default) and write its files; nothing is written if one fails."""
     count = parts or source.default_parts or len(source.parts)
     paths = [_download(part, folder, progress) for part in source.parts[:count]]
+    downloads = Downloads(paths)
     try:
-        found = _write(source, folder, Downloads(paths), progress)
+        found = _write(source, folder, downloads, progress)
     except _Damaged as error:
-        for path in paths:
-            path.unlink(missing_ok=True)
-        names = ", ".join(path.name for path in paths[:3])
-        raise UserError(f"damaged download {names}: {error}; it was deleted, run the command again") from None
+        part = paths[downloads.index]
+        part.unlink(missing_ok=True)
+        raise UserError(
+            f"damaged download {part.name}: {error}; it was deleted, run the command again"
+        ) from None
     for path in paths:
         path.unlink()
     _remove_empty(folder / DOWNLOADS)
@@ -107,6 +109,6 @@ def _unpacked(source: Source, downloads: Downloads) -> Iterator[Piece]:
 
 def _remove_empty(folder: Path) -> None:
     """Remove the folder of downloads if only its lock is left."""
-    if folder.is_dir() and [path.name for path in folder.iterdir()] == [".lock"]:
-        (folder / ".lock").unlink()
+    if folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK}:
+        (folder / LOCK).unlink(missing_ok=True)
         folder.rmdir()

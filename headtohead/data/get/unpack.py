@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
 import tarfile
 import zipfile
 import zlib
@@ -42,7 +43,7 @@ class Downloads:
 
     def share(self) -> float:
         """Return the share of all bytes that has been read."""
-        here = self.stream.tell() if self.stream and not self.stream.closed else 0
+        here = self.stream.seek(0, os.SEEK_CUR) if self.stream and not self.stream.closed else 0
         return min(1.0, (sum(self.sizes[: self.index]) + here) / max(1, sum(self.sizes)))
 
 

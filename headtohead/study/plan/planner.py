@@ -67,7 +67,7 @@ def plan_study(
     `step_times` returns seconds per step for length rules that hold time equal. `in_population` returns whether the runs
     of a contest are rows of populations.
     """
-    check_available([*spec.corpora, *spec.tasks, *needed_data(spec.probes)], data_dir)
+    check_available(study_data(spec), data_dir)
     planner = _Planner(spec, step_times, rates or {}, _starts(spec), in_population)
     datasets: dict[str, Dataset] = {}
     labels: dict[str, str] = {}
@@ -101,6 +101,11 @@ def plan_study(
         tuple(planner.solved),
         _statistics(spec, runs[0][1].size.context, datasets, progress),
     )
+
+
+def study_data(spec: StudySpec) -> list[str]:
+    """Return the corpora and tasks that a study and its probes read."""
+    return [*spec.corpora, *spec.tasks, *needed_data(spec.probes)]
 
 
 def _entries(runs: list[Placed]) -> tuple[Entry, ...]:
