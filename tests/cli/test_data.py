@@ -15,6 +15,7 @@ from typing import IO
 import pytest
 
 from headtohead.cli.main import main
+from headtohead.data.available import downloadable
 from headtohead.data.get import download as downloading
 from headtohead.data.get import sources
 from headtohead.data.get.sources import SOURCES, Remote
@@ -87,6 +88,21 @@ def test_a_set_of_several_sources_gets_only_what_it_lacks(site: WebServer, tmp_p
     run("data", "get", "wiki-prose", "coherence:0(wiki-prose,stdlib)", "stdlib")
     assert [path for path, _ in site.requests] == ["/d/wikitext.smerity.com-wikitext-103-v1.zip"]
     assert (tmp_path / "data/wikitext/wikitext103.valid.txt").is_file()
+
+
+def test_all_is_everything_that_can_be_downloaded(
+    site: WebServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for source in SOURCES:
+        for file in source.files:
+            path = tmp_path / "data" / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    run("data", "get", "--all")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == downloadable()
+    assert all("already in" in line for line in lines)
+    assert site.requests == []
 
 
 def test_parts_of_a_large_corpus(site: WebServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

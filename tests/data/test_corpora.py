@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import sys
+import tracemalloc
 from array import array
 from pathlib import Path
 
@@ -203,6 +204,21 @@ def test_a_named_corpus_of_any_size_is_prepared(tmp_path: Path, monkeypatch: pyt
     c4 = prepare("c4", data_dir=tmp_path)
     assert sum(len(part.documents) for part in c4.splits.values()) == 400
     assert (web.label, split_note(web)) == ("openwebtext", "")
+
+
+def test_preparing_a_large_file_does_not_hold_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "_IN_MEMORY", 0)
+    size = 2**18
+    rows = (json.dumps({"text": f"{number} " + "words " * (size // 6)}) for number in range(80))
+    path = write(tmp_path / "large.jsonl", "\n".join(rows))
+    tracemalloc.start()
+    corpus = prepare(str(path), cache=tmp_path / "cache")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(part.bytes for part in corpus.splits.values()) > 75 * size
+    assert peak < 20 * size, "a fourth of the text"
 
 
 def test_errors_name_a_bad_line_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

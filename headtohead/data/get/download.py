@@ -39,9 +39,9 @@ def download(urls: Sequence[str], path: Path, sha256: str, progress: Progress) -
     Raises DownloadFailed. What arrived is kept for the next call, unless its checksum is wrong.
     """
     if path.is_file():
-        if not sha256 or digest_file(path, links=True) == sha256:
-            return
-        path.unlink()
+        if sha256 and (found := digest_file(path, links=True)) != sha256:
+            raise UserError(f"{path} has the checksum {found[:12]}... instead of {sha256[:12]}...; remove it")
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     failure = ""
     for url in urls:

@@ -136,6 +136,15 @@ def test_an_interruption_keeps_the_part(site: WebServer, tmp_path: Path) -> None
     assert (tmp_path / "x").read_bytes() == CONTENT
 
 
+def test_a_file_got_by_hand_is_used_if_it_is_the_right_one(site: WebServer, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"something else")
+    with pytest.raises(UserError, match=r"x has the checksum .* instead of .*; remove it"):
+        get(site, tmp_path / "x", SUM)
+    (tmp_path / "x").write_bytes(CONTENT)
+    get(site, tmp_path / "x", SUM)
+    assert site.requests == []
+
+
 def test_two_downloads_into_one_folder_do_not_mix(site: WebServer, tmp_path: Path) -> None:
     with module._lock(tmp_path / "x"), pytest.raises(UserError, match="another download"):
         get(site, tmp_path / "x")

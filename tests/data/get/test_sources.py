@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import lzma
 import re
 from hashlib import sha256
@@ -20,13 +21,16 @@ from headtohead.data.available import (
     set_sources,
 )
 from headtohead.data.corpora import corpus_names
+from headtohead.data.get.fetch import fetch
 from headtohead.data.get.recorded import RECORDED, identity, same_as_recorded
 from headtohead.data.get.sources import SOURCES, Remote, find_source
 from headtohead.data.locate import data_folder
 from headtohead.data.tasks.registry import task_names, zeroshot_names
+from headtohead.data.text import silent
 from headtohead.study.claims.paper import find_paper, read_paper
 from headtohead.study.config.spec import read_study
 from headtohead.study.plan.planner import study_data
+from tests.web_server import web_server
 
 PAPERS = ("coupled", "sharing", "deconstructed", "faster_qk", "kuramoto")
 BY_HAND = {"agreement-pairs", "marvin_linzen"}
@@ -118,6 +122,46 @@ def test_the_recorded_checksums_are_those_of_the_files(shared_data: Path, tmp_pa
     assert same_as_recorded(name.removesuffix(".xz"), RECORDED[name][0])
     assert same_as_recorded(name, "0") is False
     assert same_as_recorded("other", "0") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["tinyshakespeare", "gulordava", pytest.param("hatexplain", marks=pytest.mark.slow)]
+)
+def test_the_published_files_give_the_recorded_content(
+    shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The parts are taken from the recorded files, in the format of their publishers."""
+    (source,) = set_sources(name)
+    (file,) = source.files
+    content = lzma.decompress((shared_data / f"{file}.xz").read_bytes())
+    parts = {"hatexplain": _as_hatexplain, "gulordava": _as_columns}.get(name, lambda content: [content])
+    with web_server() as site:
+        monkeypatch.setattr(Remote, "urls", property(lambda part: [f"{site.url}/{part.name}"]))
+        site.files = {f"/{part.name}": one for part, one in zip(source.parts, parts(content), strict=True)}
+        (found,) = fetch(source, tmp_path, 0, silent)
+    assert found.same
+    assert found.path.read_bytes() == content
+
+
+def _as_hatexplain(content: bytes) -> list[bytes]:
+    posts, splits = {}, dict[str, list[str]]()
+    for line in content.splitlines():
+        row = json.loads(line)
+        given = zip(row["labels"], row["targets"], strict=True)
+        posts[row["post_id"]] = {
+            "post_id": row["post_id"],
+            "annotators": [{"label": label, "annotator_id": 1, "target": target} for label, target in given],
+            "rationales": row["rationales"],
+            "post_tokens": row["tokens"],
+        }
+        if row["split"] != "none":
+            splits.setdefault(row["split"], []).append(row["post_id"])
+    return [json.dumps(posts).encode(), json.dumps(splits).encode()]
+
+
+def _as_columns(content: bytes) -> list[bytes]:
+    rows = [line.rsplit(b"\t", 1) for line in content.splitlines()[1:]]
+    return [b"\n".join(column) for column in zip(*rows, strict=True)]
 
 
 @pytest.mark.slow
