@@ -369,14 +369,14 @@ _KINDS: dict[str, Kind] = {
         _read_wikitext,
     ),
     "pubmed": Kind("PubMed titles and abstracts", _three("pubmed/{}.jsonl.xz"), _read_lines),
-    "openwebtext": Kind("a sample of OpenWebText", _three("webtext/openwebtext.{}.jsonl.xz"), _read_lines),
+    "openwebtext": Kind("OpenWebText documents", _three("webtext/openwebtext.{}.jsonl.xz"), _read_lines),
     "c4": Kind(
-        "excerpts of C4, split by hash",
+        "C4 documents, split by hash",
         {"all": "webtext/c4-excerpts.jsonl.xz|webtext/c4.jsonl"},
         _read_hashed_lines,
     ),
     "tinyshakespeare": Kind(
         "Shakespeare's plays in one file", {"all": "tinyshakespeare/input.txt.xz"}, _read_running_text
     ),
-    "code": Kind("Python sources of 19 packages", _three("code/{}.jsonl.xz"), _read_lines),
+    "code": Kind("Python source files", _three("code/{}.jsonl.xz"), _read_lines),
 }

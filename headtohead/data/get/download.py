@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -96,7 +97,7 @@ def _once(url: str, path: Path, sha256: str, progress: Progress) -> None:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
             if response.status != 206 or _first_byte(response) != have:
                 have = 0
-            total = _total(response, have)
+            resumed, total = have > 0, _total(response, have)
             write_atomic(mark, f"{url}\n{_strong(response)}\n")
             with open(part, "ab" if have else "wb") as stream:
                 have = _receive(response, stream, have, total, path.name, progress)
@@ -107,13 +108,14 @@ def _once(url: str, path: Path, sha256: str, progress: Progress) -> None:
         raise _Broken(f"HTTP {error.code} {error.reason}", again=error.code >= 500) from None
     except urllib.error.URLError as error:
         raise _Broken(str(getattr(error.reason, "strerror", None) or error.reason)) from None
-    except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
+    except (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
         raise _Broken(f"the connection broke ({type(error).__name__})", again=True) from None
     if total is not None and have != total:
         raise _Broken(f"the connection broke after {have:,} of {total:,} bytes", again=True)
     if sha256 and (found := digest_file(part)) != sha256:
         part.unlink()
-        raise _Broken(f"checksum {found[:12]}... instead of {sha256[:12]}...; the download was deleted")
+        message = f"checksum {found[:12]}... instead of {sha256[:12]}...; the download was deleted"
+        raise _Broken(message, again=resumed)  # the part may have been the wrong one
     os.replace(part, path)
     mark.unlink(missing_ok=True)
     sync_directory(path.parent)

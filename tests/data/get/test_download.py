@@ -98,6 +98,13 @@ def test_a_part_that_is_longer_than_the_file_is_deleted(site: WebServer, tmp_pat
     assert (tmp_path / "x").read_bytes() == CONTENT
 
 
+def test_a_part_of_another_file_is_replaced(site: WebServer, tmp_path: Path) -> None:
+    (tmp_path / "x.part").write_bytes(b"?" * 50_000)
+    get(site, tmp_path / "x", SUM)
+    assert (tmp_path / "x").read_bytes() == CONTENT
+    assert [asked for _, asked in site.requests] == ["bytes=50000-", ""]
+
+
 def test_a_corrupt_download_is_deleted(site: WebServer, tmp_path: Path) -> None:
     site.files["/a/file"] = CONTENT[:-1] + b"?"
     with pytest.raises(

@@ -99,7 +99,8 @@ def test_a_source_is_found_by_any_spelling_of_its_file() -> None:
     ]
 
 
-def test_the_layout_in_the_documents_is_that_of_the_sources() -> None:
+def test_the_layout_in_the_documents_is_that_of_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
     text = DOCUMENT.read_text(encoding="utf-8")
     rows = [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in text.splitlines()]
     for name, files, address, license, compared in layout():
