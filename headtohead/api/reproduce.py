@@ -16,11 +16,14 @@ from headtohead.common.files import write_json
 from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import progress_bar
 from headtohead.common.schema import read_document
+from headtohead.common.terminal import say
+from headtohead.data.available import check_available, lacking
 from headtohead.papers.faster_qk.work import Toy, ToyPlan, read_toy, work_toy
 from headtohead.study.claims import ClaimResult, judge_claims
 from headtohead.study.claims.criteria import MAIN
 from headtohead.study.claims.paper import TOY, Paper, find_paper, read_paper, sister
 from headtohead.study.environment import choose_device
+from headtohead.study.plan.planner import study_data
 from headtohead.study.run.execute import Summary
 
 
@@ -72,6 +75,7 @@ def reproduce(
         raise unknown(f"study of {known.name} at scale {scale}", only, parts)
     work.check_place()
     wanted = {only, known.start(scale, only)} if only and only != TOY else {only or name for name in parts}
+    work.check_data([name for name in parts if name in wanted], alone=bool(only))
     for name in parts:
         (work.run if name in wanted else work.read)(name, alone=bool(only))
     return work.judged(quiet=bool(execution.get("quiet")))
@@ -138,6 +142,19 @@ class _Work:
             raise UserError(
                 f"{self.folder} holds the study '{there}', not '{name}'; give another folder as out"
             )
+
+    def check_data(self, names: list[str], alone: bool) -> None:
+        """Raise if the study of [study], or the only one, lacks data; for the others, say what they lack."""
+        specs = {name: Study(**self.settings[name]).spec for name in names if name != TOY}
+        data_dir = self.execution.get("data_dir")
+        try:
+            check_available([given for spec in specs.values() for given in study_data(spec)], data_dir)
+        except MissingFile as error:
+            first = [study_data(spec) for name, spec in specs.items() if alone or name == MAIN]
+            if any(lacking(given, data_dir) for given in first):
+                raise
+            if not self.execution.get("quiet"):
+                say(str(error), flush=True)
 
     def run(self, name: str, alone: bool) -> None:
         """Run a study or the toy; a study that cannot be run is recorded, and the remaining ones still run."""

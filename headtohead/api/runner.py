@@ -20,6 +20,7 @@ from headtohead.common.schema import read_document, write_document
 from headtohead.integrations.forwarder import forwarding
 from headtohead.integrations.sinks import Sink
 from headtohead.study.config.spec import StudySpec
+from headtohead.study.plan.dataset import split_notes
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.freeze import planned_seeds, populations
 from headtohead.study.plan.plan import Plan, Rates
@@ -104,6 +105,7 @@ class StudyRunner:
         manifest = dataclasses.replace(plan.manifest, tuning=tuning.rows)
         added = self.freeze(plan, manifest)
         for message in (
+            *split_notes(plan.datasets.values()),
             *tuning.warnings(),
             *unprobed_note(self.store, known, self.spec.probes),
             *manifest.notes,

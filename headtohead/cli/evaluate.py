@@ -35,7 +35,7 @@ def command(
 
     Args:
         run: run directory, or STUDY/ID
-        corpus: stdlib, file:PATH, or a named corpus (default: none)
+        corpus: stdlib, a path, or a named corpus (default: none)
         task: lambada, arc_easy, arc_challenge, boolq, copa, piqa, winogrande, rte, marvin_linzen,
             gulordava, arithmetic, or all (default: none)
         split: split of the corpus or of the task of the run (default: test)

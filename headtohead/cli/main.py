@@ -24,7 +24,11 @@ COMMANDS: dict[str, str] = {
     "list": "show mechanisms and their options, sizes, corpora, layouts, probes",
     "cost": "show parameters, FLOPs and cache bytes of arms",
     "check": "run the conformance suite on mechanisms",
+<<<<<<< HEAD
     "new mechanism": "write a mechanism's file to start from",
+=======
+    "data get": "download corpora and tasks",
+>>>>>>> data
     "data list": "list corpora and tasks and whether each is available",
     "data prepare": "tokenize a corpus into shards",
     "data stats": "show statistics of corpora: entropy, repetition, coherence",
@@ -93,6 +97,8 @@ def _message(error: Exception) -> str:
 
 def _kept(words: Sequence[str]) -> str:
     """Return what is kept after an interruption."""
+    if words[:2] == ["data", "get"]:
+        return "what is downloaded is kept, and the same command continues"
     if words[:1] != ["bench"]:
         return "finished runs are kept, and the same command continues"
     if any(word.partition("=")[0] == "--out" for word in words):

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import MissingFile, UserError, unknown
+from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import canonical_json, digest, digest_file, read_file
 from headtohead.data import hub, wiki
+from headtohead.data.get.recorded import identity
+from headtohead.data.lines import TextOf, index_lines
 from headtohead.data.text import (
     SPLITS,
+    TEXT_SUFFIXES,
     Progress,
     Text,
+    are_large_lines,
     file_documents,
     hashed_split,
     is_blank,
+    kind_of,
     large_text,
     part_of_text,
     read_bytes,
     read_json_lines,
+    row_text,
+    silent,
 )
 
 Splits = Mapping[str, Sequence[tuple[str, Text]]]
@@ -57,7 +66,10 @@ class Corpus:
 
     def fingerprint(self) -> str:
         """Return the digest that identifies the content: every file and the reader's rule."""
-        listing = [[path.name, digest_file(path, links=True)] for path in self.files]
+        own = self.name == "stdlib" or self.name.startswith("file:")
+        listing = [
+            [path.name, digest_file(path, links=True)] if own else [*identity(path)] for path in self.files
+        ]
         return digest(canonical_json([self.name.split(":")[0], self.rule, listing]))
 
 
@@ -67,7 +79,7 @@ class Kind:
 
     about: str
     files: dict[str, str]
-    """Maps a split (or another key of the reader) to a file name under the data directory."""
+    """Maps a split (or another key of the reader) to a file under the data directory: `a.xz|b` is a.xz, else a, else b."""
     read: Callable[[dict[str, Path], Progress], Documents]
     rule: str = "1"
 
@@ -76,7 +88,7 @@ def corpus_names() -> dict[str, str]:
     """Return the named corpora with a one-line description of each."""
     return {
         "stdlib": "standard-library sources of the running Python, without tests; always available",
-        "file:PATH": "a text file, JSON lines with a text field, or a directory of them; also .gz and .xz",
+        "file:PATH": "a text file, JSON lines with a text field, or a directory of them; also .gz and .xz; also as PATH",
         "coherence:DIAL(CORPUS,...)": "the same pieces of several domains, mixed (DIAL 0) to coherent (DIAL 1)",
         **{name: kind.about for name, kind in _KINDS.items()},
     }
@@ -84,6 +96,7 @@ def corpus_names() -> dict[str, str]:
 
 def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | None = None) -> Corpus:
     """Return the corpus of that name; its files are searched in the data directory, then on the hub."""
+    name = _with_prefix(name)
     if name == "stdlib":
         return _stdlib()
     if name.startswith("file:"):
@@ -94,11 +107,7 @@ def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | Non
 
         return coherence_corpus(name, lambda source: find_corpus(source, data_dir, cache))
     kind = _KINDS[name]
-    try:
-        paths, from_hub = hub.find_files("corpus", name, kind.files, data_dir, cache)
-    except MissingFile as error:
-        also = "; use wiki-prose instead" if name.startswith("wikitext-103") else ""
-        raise UserError(f"{error}{also}") from None
+    paths, from_hub = hub.find_files("corpus", name, kind.files, data_dir, cache)
     label, read, rule, files = name, kind.read, kind.rule, tuple(paths[key] for key in sorted(paths))
     if from_hub:
         label, read, rule, files = f"{name} (hub)", _read_lines, "hub1", tuple(paths.values())
@@ -107,6 +116,7 @@ def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | Non
 
 def check_known(name: str) -> None:
     """Raise if no corpus has that name; does not check that its files exist."""
+    name = _with_prefix(name)
     if name.startswith("coherence:"):
         from headtohead.data.coherence import parse_dial
 
@@ -118,6 +128,7 @@ def check_known(name: str) -> None:
 
 def stable_name(name: str) -> str:
     """Return a name that means the same corpus from any directory: paths are made absolute."""
+    name = _with_prefix(name)
     if name.startswith("file:"):
         return f"file:{Path(name[5:]).expanduser().resolve()}"
     if name.startswith("coherence:"):
@@ -126,6 +137,21 @@ def stable_name(name: str) -> str:
         dial = parse_dial(name)
         return dial.text(tuple(map(stable_name, dial.sources)))
     return name
+
+
+def corpus_files(name: str) -> dict[str, str]:
+    """Return the files of a named corpus, as in `Kind.files`; empty for any other name."""
+    return _KINDS[name].files if name in _KINDS else {}
+
+
+def _with_prefix(name: str) -> str:
+    """Return `file:PATH` for a path that is given without the prefix: it has a slash or a text suffix, or it exists."""
+    if name in ("stdlib", *_KINDS) or name.startswith(("file:", "coherence:")):
+        return name
+    path = Path(name).expanduser()
+    suffixes = (*TEXT_SUFFIXES, ".jsonl", ".ndjson")
+    is_path = os.sep in name or kind_of(path) in suffixes or (name and path.exists())
+    return f"file:{name}" if is_path else name
 
 
 # --- the embedded default ------------------------------------------------------------------------------------------
@@ -170,6 +196,10 @@ def _read_stdlib(files: dict[str, Path]) -> Documents:
 # --- a user's own text ---------------------------------------------------------------------------------------------
 
 
+_BY_HASH = 40
+"""The least number of documents that are assigned to splits as wholes; fewer are joined and cut in order."""
+
+
 def _from_path(path: Path) -> Corpus:
     if not path.exists():
         raise UserError(f"no such file or directory: {path} (given as corpus file:{path})")
@@ -182,13 +212,18 @@ def _read_path(path: Path) -> Documents:
         if is_blank(large):
             raise UserError(f"{path} contains no text")
         return Documents(in_order(path.name, large))
+    if are_large_lines(path):
+        splits = _stored_by_hash(path, path.name, partial(row_text, path))
+        if sum(map(len, splits.values())) >= _BY_HASH:
+            return Documents(splits)
     documents = [(name, text) for name, text in file_documents(path) if text.strip()]
     if not documents:
         raise UserError(f"{path} contains no text")
-    if len(documents) >= 40:
+    if len(documents) >= _BY_HASH:
         return Documents(by_hash(documents))
     joined = b"\n".join(text for _, text in documents)
-    return Documents(in_order(path.name, joined))
+    notes: dict[str, object] = {"documents": len(documents)} if len(documents) > 1 else {}
+    return Documents(in_order(path.name, joined), notes)
 
 
 def by_hash(documents: Iterable[tuple[str, bytes]]) -> dict[str, list[tuple[str, Text]]]:
@@ -197,6 +232,16 @@ def by_hash(documents: Iterable[tuple[str, bytes]]) -> dict[str, list[tuple[str,
     for name, text in documents:
         splits[hashed_split(text, 0.05, 0.05)].append((name, text))
     return splits
+
+
+def _stored_by_hash(
+    path: Path, label: str, text_of: TextOf, progress: Progress = silent
+) -> dict[str, Sequence[tuple[str, Text]]]:
+    """Return the splits of `by_hash` of a large file, whose documents are read when they are used."""
+    found = index_lines(
+        path, label, text_of, lambda text: hashed_split(text, 0.05, 0.05) if text.strip() else None, progress
+    )
+    return {split: found.get(split, ()) for split in SPLITS}
 
 
 def in_order(name: str, text: Text) -> dict[str, list[tuple[str, Text]]]:
@@ -226,22 +271,32 @@ def _text(row: dict[str, Any]) -> str:
     return "\n".join([str(row["title"]), *parts])
 
 
-def _documents(path: Path, key: str) -> list[tuple[str, bytes]]:
-    """Return (name, text) of the object on each line."""
+def _documents(path: Path, key: str, progress: Progress) -> Sequence[tuple[str, Text]]:
+    """Return (name, text) of the object on each line; of a large plain file, they are read when they are used."""
+    if are_large_lines(path):
+        found = index_lines(path, key, _row_bytes, lambda _: key, progress)
+        return found.get(key, ())
     rows = enumerate(read_json_lines(path), 1)
-    return [(f"{key}:{number}", _text(row).encode("utf-8")) for number, row in rows]
+    return [(f"{key}:{number}", _row_bytes(number, row)) for number, row in rows]
+
+
+def _row_bytes(_: int, row: dict[str, Any]) -> bytes:
+    return _text(row).encode("utf-8")
 
 
 def _read_lines(paths: dict[str, Path], progress: Progress) -> Documents:
     splits = {}
     for index, split in enumerate(SPLITS):
         progress(f"reading {paths[split].name}", index / len(SPLITS))
-        splits[split] = _documents(paths[split], split)
+        splits[split] = _documents(paths[split], split, progress)
     return Documents(splits)
 
 
 def _read_hashed_lines(paths: dict[str, Path], progress: Progress) -> Documents:
-    return Documents(by_hash(_documents(paths["all"], "all")))
+    path = paths["all"]
+    if are_large_lines(path):
+        return Documents(_stored_by_hash(path, "all", _row_bytes, progress))
+    return Documents(by_hash((name, text[:]) for name, text in _documents(path, "all", progress)))
 
 
 def _read_running_text(paths: dict[str, Path], progress: Progress) -> Documents:
@@ -314,10 +369,14 @@ _KINDS: dict[str, Kind] = {
         _read_wikitext,
     ),
     "pubmed": Kind("PubMed titles and abstracts", _three("pubmed/{}.jsonl.xz"), _read_lines),
-    "openwebtext": Kind("a sample of OpenWebText", _three("webtext/openwebtext.{}.jsonl.xz"), _read_lines),
-    "c4": Kind("excerpts of C4, split by hash", {"all": "webtext/c4-excerpts.jsonl.xz"}, _read_hashed_lines),
+    "openwebtext": Kind("OpenWebText documents", _three("webtext/openwebtext.{}.jsonl.xz"), _read_lines),
+    "c4": Kind(
+        "C4 documents, split by hash",
+        {"all": "webtext/c4-excerpts.jsonl.xz|webtext/c4.jsonl"},
+        _read_hashed_lines,
+    ),
     "tinyshakespeare": Kind(
         "Shakespeare's plays in one file", {"all": "tinyshakespeare/input.txt.xz"}, _read_running_text
     ),
-    "code": Kind("Python sources of 19 packages", _three("code/{}.jsonl.xz"), _read_lines),
+    "code": Kind("Python source files", _three("code/{}.jsonl.xz"), _read_lines),
 }

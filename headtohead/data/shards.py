@@ -29,6 +29,8 @@ from headtohead.common.files import (
     write_json,
 )
 from headtohead.data.corpora import Corpus, Documents, find_corpus
+from headtohead.data.lines import text_lengths
+from headtohead.data.locate import cache_dir
 from headtohead.data.text import SPLITS, Array, Progress, Text, chunks, is_blank, silent
 from headtohead.data.tokenizers import (
     MAX_TOKENIZER,
@@ -44,13 +46,6 @@ _PROGRESS_EVERY = 2**16
 """Bytes between progress updates, because a corpus may have a million short documents."""
 _MAX_TABLE = 2**34
 """Size limit of the tables of a shard, which may have an entry per document."""
-
-
-def cache_dir(given: str | Path | None = None) -> Path:
-    """Return the directory of prepared data: the argument, H2H_CACHE, or the user's cache directory."""
-    if chosen := given or os.environ.get("H2H_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headtohead"
 
 
 @dataclass(frozen=True)
@@ -141,6 +136,21 @@ def prepare(
             _remove(folder)
     _make(corpus, fingerprint, tokenizer, root, folder, progress)
     return _load(folder, corpus)
+
+
+def split_note(corpus: Prepared) -> str:
+    """Return how the documents of a user's text were split; empty for a named corpus."""
+    if not corpus.name.startswith("file:"):
+        return ""
+    counts = {split: len(part.documents) for split, part in corpus.splits.items()}
+    if set(counts.values()) == {1}:  # documents that are assigned by hash are more
+        total = sum(part.bytes for part in corpus.splits.values())
+        shares = ", ".join(f"{part.bytes / total:.0%} {split}" for split, part in corpus.splits.items())
+        number = corpus.notes.get("documents", 1)
+        what = "1 document" if number == 1 else f"{number} documents, joined"
+        return f"{corpus.label}: {what}, cut in order: {shares}"
+    found = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+    return f"{corpus.label}: {sum(counts.values()):,} documents, assigned by a hash of their text: {found}"
 
 
 def tokens_of(
@@ -244,7 +254,8 @@ def _make(
         tokenizer_name, fingerprint, root, lambda: (text for _, text in train), progress
     )
     dtype = np.min_scalar_type(tokenizer.vocabulary - 1)
-    total = sum(len(text) for texts in documents.splits.values() for _, text in texts)
+    lengths = {split: text_lengths(documents.splits[split]) for split in SPLITS}
+    total = sum(map(sum, lengths.values()))
     done = 0
 
     def walk(split: str) -> Iterator[Text]:
@@ -258,8 +269,7 @@ def _make(
     with naming(folder), _new_folder(folder) as temporary:
         splits = {}
         for split in SPLITS:
-            lengths = [len(text) for _, text in documents.splits[split]]
-            splits[split] = _write_split(temporary / split, tokenizer, walk(split), lengths, dtype)
+            splits[split] = _write_split(temporary / split, tokenizer, walk(split), lengths[split], dtype)
         if isinstance(tokenizer, BytePairs):
             write_atomic(temporary / "tokenizer.json", tokenizer.content)
         write_json(

@@ -1,4 +1,4 @@
-"""Find and read the files of corpora and tasks: plain text, JSON lines, directories; .gz and .xz."""
+"""Read the files of corpora and tasks: plain text, JSON lines, directories; .gz and .xz."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import gzip
 import io
 import json
 import lzma
-import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headtohead.common.errors import MissingFile, UserError
+from headtohead.common.errors import UserError
 from headtohead.common.files import digest, open_regular
 
 Array = np.ndarray[Any, Any]
@@ -43,18 +42,6 @@ def hashed_split(key: bytes | str, valid: float, test: float) -> str:
     """Return the split of a text by its hash, so that equal texts share a split."""
     share = int(digest(key)[:8], 16) / 2**32
     return "test" if share < test else "valid" if share < test + valid else "train"
-
-
-def locate(what: str, files: Mapping[str, str], data_dir: str | Path | None) -> dict[str, Path]:
-    """Return the files of a corpus or task in the data directory (the argument or H2H_DATA); raise if one is missing."""
-    given = data_dir or os.environ.get("H2H_DATA")
-    if not given:
-        raise MissingFile(f"{what} not found: no data directory is given (H2H_DATA or --data-dir)")
-    paths = {key: Path(given).expanduser() / file for key, file in files.items()}
-    for path in paths.values():
-        if not path.is_file():
-            raise MissingFile(f"{what} not found: {path} is missing")
-    return paths
 
 
 class FileText:
@@ -124,7 +111,7 @@ def check_text_size(path: Path, size: int) -> None:
     """Raise if a text is too large to be read into memory."""
     if size > MAX_TEXT:
         raise UserError(
-            f"{path} has more than {MAX_TEXT:,} bytes of text; give it as one plain text file, which is read in parts"
+            f"{path} has more than {MAX_TEXT:,} bytes of text; give it as one plain .txt or .jsonl file, which is read in parts"
         )
 
 
@@ -139,13 +126,37 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(iter(lambda: stream.readline(MAX_TEXT), b""), 1):
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line)
-            except (UnicodeDecodeError, json.JSONDecodeError) as error:
-                raise UserError(f"{path}, line {number}: not JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise UserError(f"{path}, line {number}: expected an object, got {type(row).__name__}")
-            yield row
+            yield parse_json_line(path, number, line)
+
+
+def parse_json_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """Return the object on a line; raise an error that names the line."""
+    try:
+        row = json.loads(line)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path}, line {number}: not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{path}, line {number}: expected an object, got {type(row).__name__}")
+    return row
+
+
+def are_large_lines(path: Path) -> bool:
+    """Return whether a file is plain JSON lines that are too large to be read at once."""
+    return path.is_file() and path.suffix in _LINES and path.stat().st_size > _IN_MEMORY
+
+
+def row_text(path: Path, number: int, row: dict[str, Any]) -> bytes:
+    """Return the text field of a row of a user's JSON lines; raise an error that names the document."""
+    text = row.get("text")
+    if not isinstance(text, str):
+        fields = ", ".join(row) or "none"
+        raise UserError(f"{path}, document {number}: no text field (fields: {fields})")
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        bad = ascii(text[error.start : error.end])
+        message = f"{path}, document {number}: {bad} is a lone surrogate, not valid UTF-8; remove it"
+        raise UserError(message) from None
 
 
 def large_text(path: Path) -> FileText | None:
@@ -182,18 +193,9 @@ def file_documents(path: Path) -> list[tuple[str, bytes]]:
     if kind_of(path) in _LINES:
         documents, size = [], 0
         for number, row in enumerate(read_json_lines(path), 1):
-            text = row.get("text")
-            if not isinstance(text, str):
-                fields = ", ".join(row) or "none"
-                raise UserError(f"{path}, document {number}: no text field (fields: {fields})")
-            size += len(text)
+            documents.append((f"{path.name}:{number}", row_text(path, number, row)))
+            size += len(documents[-1][1])
             check_text_size(path, size)
-            try:
-                documents.append((f"{path.name}:{number}", text.encode("utf-8")))
-            except UnicodeEncodeError as error:
-                bad = ascii(text[error.start : error.end])
-                message = f"{path}, document {number}: {bad} is a lone surrogate, not valid UTF-8; remove it"
-                raise UserError(message) from None
         return documents
     content = read_bytes(path)
     _check_text(path, content[:65536])

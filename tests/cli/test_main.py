@@ -62,6 +62,7 @@ def test_a_race_prints_its_verdicts_and_where_the_rest_is(
     )
     out = capsys.readouterr().out
     assert "0 of 4 runs to do" in out
+    assert "story.txt: 1 document, cut in order: 90% train, 5% valid, 5% test" in out
     assert "(Q, K=V)" in out
     assert "baseline" in out
     assert "verdicts.json" in out
@@ -229,7 +230,7 @@ def test_data_list_and_prepare(story: Path, capsys: pytest.CaptureFixture[str]) 
     run("data", "list")
     out = capsys.readouterr().out
     assert "stdlib" in out
-    assert "no data directory is given" in out
+    assert "missing: h2h data get enwik8" in out
     for word in ("hatexplain", "agreement-pairs", "recall", "zero-shot tasks"):
         assert word in out
     run("data", "prepare", "grammar:train=100,phrases=2")

@@ -4,16 +4,29 @@ import gzip
 import json
 import lzma
 import sys
-import types
+import tracemalloc
+from array import array
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from headtohead.common.errors import UserError
-from headtohead.data import hub, wiki
-from headtohead.data.corpora import SPLITS, by_hash, corpus_names, find_corpus, in_order, wikitext_articles
-from headtohead.data.shards import prepare
+from headtohead.common.files import canonical_json, digest, digest_file
+from headtohead.data import text, wiki
+from headtohead.data.corpora import (
+    SPLITS,
+    by_hash,
+    check_known,
+    corpus_names,
+    find_corpus,
+    in_order,
+    stable_name,
+    wikitext_articles,
+)
+from headtohead.data.get import recorded
+from headtohead.data.lines import StoredLines, text_lengths
+from headtohead.data.shards import prepare, split_note
 
 
 def quiet(message: str, share: float) -> None:
@@ -113,44 +126,161 @@ def test_errors_name_a_bad_path_or_row(tmp_path: Path) -> None:
 def test_errors_name_unknown_and_missing_corpora(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown corpus 'enwik9'; did you mean 'enwik8'"):
         find_corpus("enwik9")
-    with pytest.raises(UserError, match="no data directory is given"):
+    with pytest.raises(
+        UserError, match=r"^corpus 'enwik8' not found; download it with: h2h data get enwik8$"
+    ):
         find_corpus("enwik8")
-    with pytest.raises(UserError, match=r"enwik8\.xz is missing"):
+    with pytest.raises(UserError, match=rf"h2h data get enwik8 --data-dir {tmp_path}$"):
         find_corpus("enwik8", tmp_path)
     assert {"stdlib", "file:PATH", "enwik8", "wiki-prose", "wikitext-2", "wikitext-103"} <= set(
         corpus_names()
     )
 
 
-def test_without_a_local_copy_the_hub_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"headtohead\[hub\]"):
-        find_corpus("wikitext-2", tmp_path, tmp_path / "cache")
-    requests = []
-
-    def load_dataset(path: str, config: str, split: str, streaming: bool) -> list[dict[str, str]]:
-        requests.append((path, config, split))
-        return [{"text": f"{split} row {i} with words in it"} for i in range(5)] + [{"text": " "}]
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))  # type: ignore[arg-type]
+def test_what_an_earlier_version_stored_from_the_hub_is_still_read(tmp_path: Path) -> None:
+    for split in SPLITS:
+        row = json.dumps({"text": f"{split} row with words in it"})
+        write(tmp_path / "cache/hub/wikitext-2" / f"{split}.jsonl", row)
     corpus = find_corpus("wikitext-2", tmp_path, tmp_path / "cache")
     assert corpus.label == "wikitext-2 (hub)"
-    assert [split for _, _, split in requests] == ["train", "validation", "test"]
-    assert len(corpus.read(quiet).splits["valid"]) == 5
-    find_corpus("wikitext-2", tmp_path, tmp_path / "cache")
-    assert len(requests) == 3, "cached"
+    assert corpus.rule == "hub1"
+    assert len(corpus.read(quiet).splits["valid"]) == 1
 
 
-def test_a_hub_corpus_with_one_split_is_divided_by_hash(
+def test_a_path_needs_no_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "my.txt", LONG)
+    write(tmp_path / "notes", LONG)
+    write(tmp_path / "enwik8", "a file with the name of a corpus")
+    expected = find_corpus(f"file:{tmp_path / 'my.txt'}").fingerprint()
+    for name in ("my.txt", "./my.txt", str(tmp_path / "my.txt"), "file:my.txt"):
+        assert find_corpus(name).fingerprint() == expected
+        assert stable_name(name) == f"file:{tmp_path / 'my.txt'}"
+        check_known(name)
+    assert find_corpus("notes").label == "notes"
+    assert find_corpus(".").name == "file:."
+    with pytest.raises(UserError, match="h2h data get enwik8"):
+        find_corpus("enwik8")
+    with pytest.raises(UserError, match=r"no such file or directory: other\.jsonl"):
+        find_corpus("other.jsonl")
+    with pytest.raises(UserError, match="unknown corpus 'other'"):
+        find_corpus("other")
+
+
+def test_large_json_lines_are_read_when_they_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [{"text": f"page {i} of the web"} for i in range(2000)]
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=lambda *_, **__: rows))  # type: ignore[arg-type]
-    files = hub.fetch("corpus", "openwebtext", tmp_path, "")
-    counts = [len(file.read_text().splitlines()) for file in files.values()]
-    assert sum(counts) == 2000
-    assert counts[0] > 1900
-    assert min(counts) > 0
+    rows = [json.dumps({"text": f"document {i} says something about {i * i} ü"}) for i in range(300)]
+    rows[3:3] = ["", json.dumps({"text": " "})]
+    path = write(tmp_path / "d.jsonl", "\n".join(rows))
+    small = find_corpus(str(path)).read(quiet).splits
+    monkeypatch.setattr(text, "_IN_MEMORY", 0)
+    monkeypatch.setattr(text, "MAX_TEXT", 1000)  # the limit of texts that are held in memory
+    large = find_corpus(str(path)).read(quiet).splits
+    assert all(isinstance(large[split], StoredLines) for split in SPLITS)
+    assert {split: list(large[split]) for split in SPLITS} == small
+    assert large["train"][5] == small["train"][5]
+    assert large["train"][-3:] == small["train"][-3:]
+    assert text_lengths(large["train"]) == array("Q", text_lengths(small["train"]))
+    shards = prepare(str(path), cache=tmp_path / "a")
+    monkeypatch.undo()
+    assert prepare(str(path), cache=tmp_path / "b").content == shards.content
+    for split in SPLITS:
+        assert (tmp_path / "a/corpora").is_dir()
+        files = [next(tmp_path.glob(f"{one}/corpora/*/{split}.bin")).read_bytes() for one in "ab"]
+        assert files[0] == files[1]
+
+
+def test_a_named_corpus_of_any_size_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "_IN_MEMORY", 0)
+    monkeypatch.setattr(text, "MAX_TEXT", 1000)
+    for split in SPLITS:
+        rows = (json.dumps({"text": f"{split} document {i} of many, with more text"}) for i in range(100))
+        write(tmp_path / f"webtext/openwebtext.{split}.jsonl", "\n".join(rows))
+    rows = (json.dumps({"text": f"document {i} of many, with more text"}) for i in range(400))
+    write(tmp_path / "webtext/c4.jsonl", "\n".join(rows))
+    web = prepare("openwebtext", data_dir=tmp_path)
+    assert [len(part.documents) for part in web.splits.values()] == [100, 100, 100]
+    c4 = prepare("c4", data_dir=tmp_path)
+    assert sum(len(part.documents) for part in c4.splits.values()) == 400
+    assert (web.label, split_note(web)) == ("openwebtext", "")
+
+
+def test_preparing_a_large_file_does_not_hold_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "_IN_MEMORY", 0)
+    size = 2**18
+    rows = (json.dumps({"text": f"{number} " + "words " * (size // 6)}) for number in range(80))
+    path = write(tmp_path / "large.jsonl", "\n".join(rows))
+    tracemalloc.start()
+    corpus = prepare(str(path), cache=tmp_path / "cache")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(part.bytes for part in corpus.splits.values()) > 75 * size
+    assert peak < 20 * size, "a fourth of the text"
+
+
+def test_errors_name_a_bad_line_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "_IN_MEMORY", 0)
+    path = write(tmp_path / "x.jsonl", '{"text": "a"}\n{"title": "b"}\n')
+    with pytest.raises(UserError, match=r"document 2: no text field \(fields: title\)"):
+        prepare(str(path))
+    write(path, '{"text": "a"}\n{"text": ')
+    with pytest.raises(UserError, match="line 2: not JSON"):
+        prepare(str(path))
+
+
+ROWS = "\n".join(json.dumps({"text": f"text {i}"}) for i in range(200))
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"a.txt": LONG}, "d: 1 document, cut in order: 90% train, 5% valid, 5% test"),
+        (
+            {"a.txt": LONG, "b.txt": LONG},
+            "d: 2 documents, joined, cut in order: 90% train, 5% valid, 5% test",
+        ),
+        (
+            {"a.jsonl": ROWS},
+            "d: 200 documents, assigned by a hash of their text: 178 train, 11 valid, 11 test",
+        ),
+    ],
+    ids=("file", "files", "rows"),
+)
+def test_the_way_documents_are_split_is_stated(tmp_path: Path, files: dict[str, str], expected: str) -> None:
+    for name, content in files.items():
+        write(tmp_path / "d" / name, content)
+    assert split_note(prepare(str(tmp_path / "d"))) == expected
+
+
+def test_the_same_text_has_the_same_fingerprint_packed_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, packed in (("a", True), ("b", False)):
+        for split in SPLITS:
+            content = f"text of {split}\n".encode()
+            path = tmp_path / folder / f"pubmed/{split}.jsonl{'.xz' * packed}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(lzma.compress(content) if packed else content)
+    known = {
+        digest_file(tmp_path / f"b/pubmed/{split}.jsonl"): (
+            f"{split}.jsonl.xz",
+            digest_file(tmp_path / f"a/pubmed/{split}.jsonl.xz"),
+        )
+        for split in SPLITS
+    }
+    prints = lambda: [find_corpus("pubmed", tmp_path / one).fingerprint() for one in "ab"]  # noqa: E731
+    first, second = prints()
+    assert first != second
+    monkeypatch.setattr(recorded, "_PACKED", known)
+    assert prints() == [first, first]
+    user = find_corpus(f"file:{tmp_path / 'b'}")
+    expected = [[path.name, digest_file(path)] for path in user.files]
+    assert user.fingerprint() == digest(canonical_json(["file", "1", expected])), (
+        "as before for a user's files"
+    )
 
 
 ARTICLE = b" = Du Fu = \n \n A poet . \n where x = 3 = y \n = = Life = = \n \n born . \n \n = Nero = \n \n An emperor . \n"
@@ -218,6 +348,6 @@ def test_shared_corpora_are_read_completely(shared_data: Path, name: str) -> Non
     assert all(int(np.max(corpus.splits[split].tokens)) < 256 for split in SPLITS)
 
 
-def test_wikitext_103_without_its_training_file_suggests_wiki_prose(shared_data: Path) -> None:
-    with pytest.raises(UserError, match="use wiki-prose instead"):
+def test_wikitext_103_without_its_training_file_is_missing(shared_data: Path) -> None:
+    with pytest.raises(UserError, match="h2h data get wikitext-103 "):
         find_corpus("wikitext-103", shared_data)

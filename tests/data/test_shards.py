@@ -167,7 +167,9 @@ def test_text_that_is_too_large_for_memory_is_rejected(
         path.write_bytes(
             {".gz": gzip.compress, ".xz": lzma.compress}[path.suffix](bytes(b"some text\n" * 10**5))
         )
-    with pytest.raises(UserError, match="more than 65,536 bytes of text; give it as one plain text file"):
+    with pytest.raises(
+        UserError, match=r"more than 65,536 bytes of text; give it as one plain \.txt or \.jsonl file"
+    ):
         prepare(f"file:{path}", cache=tmp_path / "cache")
 
 

@@ -110,7 +110,7 @@ def stand_ins() -> Iterator[None]:
         mock.patch.object(plan, "prepare_task", _task),
         mock.patch.object(plan, "find_start", return_value=_Start()),
         mock.patch.object(plan, "check_compatible"),
-        mock.patch.object(plan, "check_probes_ready"),
+        mock.patch.object(plan, "check_available"),
         mock.patch.object(plan, "corpus_statistics", return_value={}),
         mock.patch.object(datasets, "reference_lines", return_value={}),
         mock.patch.object(step_times.FrozenStepTimes, "_measure", samples),

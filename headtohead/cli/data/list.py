@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from headtohead.cli.shared.options import DataDirectory
 from headtohead.cli.shared.tables import print_table
-from headtohead.common.errors import UserError
 from headtohead.common.terminal import say
-from headtohead.data.corpora import corpus_names, find_corpus
-from headtohead.data.shards import cache_dir
-from headtohead.data.tasks.registry import task_files, task_names, zeroshot_names
+from headtohead.data.available import is_present, set_files, set_sources
+from headtohead.data.corpora import corpus_names
+from headtohead.data.locate import cache_dir, data_folder, get_command
+from headtohead.data.tasks.registry import task_names, zeroshot_names
 
 
 def command(*, data_dir: DataDirectory = None) -> None:
@@ -17,18 +17,21 @@ def command(*, data_dir: DataDirectory = None) -> None:
     Args:
         data_dir: directory of the named corpora and tasks (default: $H2H_DATA)
     """
-    for title, names, find in (
-        ("corpora", corpus_names(), lambda name: ":" in name or find_corpus(name, data_dir)),
-        ("tasks", task_names(), lambda name: task_files(name, data_dir)),
-        ("zero-shot tasks", zeroshot_names(), lambda name: task_files(name, data_dir)),
+    for title, names in (
+        ("corpora", corpus_names()),
+        ("tasks", task_names()),
+        ("zero-shot tasks", zeroshot_names()),
     ):
-        rows = []
-        for name, about in names.items():
-            try:
-                find(name)
-                state = "available"
-            except UserError as error:
-                state = str(error).split(": ", 1)[-1]
-            rows.append((name, about, state))
+        rows = [(name, about, _state(name, data_dir)) for name, about in names.items()]
         print_table(title, ("task" if "task" in title else "corpus", "contents", "state"), rows)
+    say(f"files are in {data_folder(data_dir)} (H2H_DATA)")
     say(f"prepared data is stored in {cache_dir()} (H2H_CACHE)")
+
+
+def _state(name: str, data_dir: str | None) -> str:
+    """Return whether a corpus or task is available, or the command that downloads it."""
+    if not set_files(name):
+        return "available"
+    if is_present(name, data_dir):
+        return "present"
+    return f"missing: {get_command([name], data_dir)}" if set_sources(name) else "missing: put it in by hand"

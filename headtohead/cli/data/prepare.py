@@ -7,12 +7,11 @@ from typing import Annotated
 
 from headtohead.cli.shared.options import DataDirectory, flag
 from headtohead.cli.shared.tables import print_table
-from headtohead.common.errors import unknown
 from headtohead.common.numbers import parse_count, short_bytes
 from headtohead.common.progress import progress_bar
 from headtohead.common.terminal import say
-from headtohead.data.corpora import corpus_names
-from headtohead.data.shards import prepare
+from headtohead.data.available import named_sets
+from headtohead.data.shards import prepare, split_note
 from headtohead.data.tasks.registry import prepare_task, task_names
 from headtohead.evaluation.references import reference_lines
 
@@ -27,15 +26,14 @@ def command(
     """Tokenize a corpus into shards ahead of a race, or show the contents of a task.
 
     Args:
-        name: stdlib, file:PATH, coherence:DIAL(CORPUS,...), a named corpus, or a task: recall:pairs=16
+        name: stdlib, a path, coherence:DIAL(CORPUS,...), a named corpus, or a task: recall:pairs=16
         tokenizer: bytes, bpe:VOCABULARY or file:TOKENIZER.json
         context: longest example of a task in tokens; longer ones are dropped and counted
         data_dir: directory of the named corpora and tasks (default: $H2H_DATA)
     """
     if name.partition(":")[0] in task_names():
         return _show_task(name, tokenizer, parse_count(context, "--context"), data_dir)
-    if ":" not in name and name not in corpus_names():
-        raise unknown("corpus or task", name, [*corpus_names(), *task_names()])
+    named_sets(name)  # raises for an unknown name
     began = time.monotonic()
     with progress_bar(f"preparing {name}") as progress:
         corpus = prepare(name, tokenizer, data_dir=data_dir, progress=progress)
@@ -50,6 +48,8 @@ def command(
         f"{corpus.label} ({corpus.fingerprint[:8]}), {tokenizer}, vocabulary {corpus.tokenizer.vocabulary:,}"
     )
     print_table(title, columns, rows, right=columns[1:])
+    if note := split_note(corpus):
+        say(note)
     for key, value in corpus.notes.items():
         say(f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}")
     say(

@@ -25,7 +25,7 @@ def command(
     Example: h2h data stats "coherence:0(stdlib)" "coherence:1(stdlib)" --window 256
 
     Args:
-        names: stdlib, file:PATH, coherence:DIAL(CORPUS,...), or a named corpus, see h2h data list
+        names: stdlib, a path, coherence:DIAL(CORPUS,...), or a named corpus, see h2h data list
         window: bytes per window: the context of the model times the bytes per token
         data_dir: directory of the named corpora and tasks (default: $H2H_DATA)
         json_: print one JSON document

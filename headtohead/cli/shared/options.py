@@ -48,7 +48,7 @@ class StudyOptions:
 
     Args:
         arms: mechanisms with options, layouts, or FILE.py (default: study file)
-        corpus: stdlib, file:PATH or a named corpus, see h2h data list (default: stdlib)
+        corpus: stdlib, a path or a named corpus, see h2h data list (default: stdlib)
         tasks: tasks instead of a corpus, one contest each: recall:pairs=16 (default: none)
         init_from: run whose weights the models of a task start from (default: none)
         size: model shapes, see h2h list (default: nano)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from headtohead.common.errors import UserError, unknown
-from headtohead.common.files import canonical_json, digest, digest_file
+from headtohead.common.files import canonical_json, digest
 from headtohead.data import hub
-from headtohead.data.shards import cache_dir
+from headtohead.data.get.recorded import identity
+from headtohead.data.locate import cache_dir, locate
 from headtohead.data.tasks import zeroshot
 from headtohead.data.tasks.base import Example, Material, Task, encoded, kept_apart
+from headtohead.data.tasks.readers import Kind
 from headtohead.data.tasks.sources import KINDS
 from headtohead.data.tasks.synthetic import SYNTHETIC, Synthetic
-from headtohead.data.text import SPLITS, Progress, locate, silent
+from headtohead.data.text import SPLITS, Progress, silent
 from headtohead.data.tokenizers import make_tokenizer, parse_tokenizer
 from headtohead.mechanisms.contract.options import build_options, options_as_dict
 
@@ -42,14 +45,19 @@ def check_task_known(name: str) -> None:
         raise unknown("task", name, task_names())
 
 
+def task_kind(name: str) -> Kind[Any] | None:
+    """Return the task of that name that is read from files, trained or zero-shot, or None."""
+    return KINDS.get(name) or zeroshot.KINDS.get(name)
+
+
 def task_files(name: str, data_dir: str | Path | None = None) -> dict[str, Path]:
     """Return the files of a task, trained or zero-shot, none for a synthetic one; raise if a file is missing."""
     if name.partition(":")[0] in SYNTHETIC:
         return {}
-    kind = KINDS.get(name) or zeroshot.KINDS.get(name)
+    kind = task_kind(name)
     if kind is None:
         raise unknown("task", name, task_names())
-    return locate(f"task '{name}'", kind.files, data_dir)
+    return locate("task", name, kind.files, data_dir)
 
 
 def prepare_task(
@@ -135,7 +143,7 @@ def _read(
     for found in kind.read_all(paths, progress):
         material.add(found)
     material = kept_apart(material)
-    files = [[key, digest_file(paths[key], links=True)] for key in sorted(paths)]
+    files = [[key, identity(paths[key])[1]] for key in sorted(paths)]
     fingerprint = digest(canonical_json([RULE, name, files]))
     texts = [part for row in material.splits["train"] for part in (row.text, *row.answers[:1])]
     encoder = make_tokenizer(

@@ -149,7 +149,7 @@ def _glue(
 _NUMBERS = ("singular", "plural")
 _PREFIXES = {"val": "val", **{str(count): f"test.{count}" for count in range(1, 6)}}
 _SENTENCES = {key: f"sva/linzen_sentences.{key}.tsv.xz" for key in ("dev", "test")}
-_SQUAD = {"train": "squad/train-subset-v1.1.json.xz", "dev": "squad/dev-v1.1.json.xz"}
+_SQUAD = {"train": "squad/train-subset-v1.1.json.xz|squad/train-v1.1.json", "dev": "squad/dev-v1.1.json.xz"}
 KINDS: dict[str, Kind[Found]] = {
     "hatexplain": Kind(
         "posts that are normal, offensive or hateful, with annotators' rationales (offensive language)",
@@ -183,13 +183,13 @@ KINDS: dict[str, Kind[Found]] = {
         ("wrong", "right"),
     ),
     "squad": Kind(
-        f"SQuAD v1.1: generate the answer from {_AROUND} characters on either side of it; train is a subset",
+        f"SQuAD v1.1: generate the answer from {_AROUND} characters on either side of it",
         _SQUAD,
         _squad(_AROUND),
         metric="f1",
     ),
     "squad-whole": Kind(
-        "SQuAD v1.1: generate the answer from the whole paragraph; train is a subset",
+        "SQuAD v1.1: generate the answer from the whole paragraph",
         _SQUAD,
         _squad(None),
         metric="f1",

@@ -8,9 +8,9 @@ from itertools import takewhile
 from pathlib import Path
 
 from headtohead.common.errors import UserError, unknown
+from headtohead.data.locate import locate
 from headtohead.data.tasks.base import spread
 from headtohead.data.tasks.readers import Kind, Row
-from headtohead.data.text import locate
 
 ALL = "all"
 
@@ -69,7 +69,7 @@ def find_task(name: str, data_dir: str | Path | None = None) -> Task:
     if name not in KINDS:
         raise unknown("task", name, KINDS)
     kind = KINDS[name]
-    paths = locate(f"task '{name}'", kind.files, data_dir)
+    paths = locate("task", name, kind.files, data_dir)
     examples = tuple(kind.read_all(paths))
     if not examples:
         raise UserError(f"{paths['all']} contains no examples")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +14,7 @@ import torch
 from headtohead.common.errors import UserError
 from headtohead.data.coherence import check_piece_length
 from headtohead.data.corpora import stable_name
-from headtohead.data.shards import Prepared, prepare
+from headtohead.data.shards import Prepared, prepare, split_note
 from headtohead.data.tasks.base import Task
 from headtohead.data.tasks.registry import prepare_task
 from headtohead.data.tokenizers import Tokenizer
@@ -324,6 +324,12 @@ def dataset_of(run: RunDirectory, spec: RunSpec, data_dir: str | Path | None = N
 def _task(name: str, tokenizer: str, context: int, data_dir: str, content: str) -> Task:
     """Return a task, cached for consecutive runs. `content`, its expected hash, is part of the cache key."""
     return prepare_task(name, tokenizer, context, data_dir=data_dir or None)
+
+
+def split_notes(datasets: Iterable[Dataset]) -> list[str]:
+    """Return how the documents of users' texts were split."""
+    found = [split_note(dataset.corpus) for dataset in datasets if isinstance(dataset, CorpusDataset)]
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def data_of(dataset: Dataset) -> Prepared | Task:

@@ -15,6 +15,7 @@ import torch
 
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import exact_count
+from headtohead.data.available import check_available
 from headtohead.data.shards import prepare
 from headtohead.data.tasks.base import OWN_TOKENS
 from headtohead.data.tasks.registry import prepare_task
@@ -29,7 +30,7 @@ from headtohead.study.plan.budgets import match_cache, match_flops, match_params
 from headtohead.study.plan.dataset import CorpusDataset, Dataset, TaskDataset
 from headtohead.study.plan.init_from import Start, check_compatible, find_start
 from headtohead.study.plan.plan import LayerTable, Plan, Rates, StepTime, StepTimes
-from headtohead.study.probes import check_probes_ready
+from headtohead.study.probes import needed_data
 from headtohead.study.store.manifest import Contest, Entry, Solved, flops_label
 from headtohead.study.store.run_spec import DataSource, Parent, RunSpec
 from headtohead.training.circuit_rates import assign
@@ -66,7 +67,7 @@ def plan_study(
     `step_times` returns seconds per step for length rules that hold time equal. `in_population` returns whether the runs
     of a contest are rows of populations.
     """
-    check_probes_ready(spec.probes, data_dir)
+    check_available(study_data(spec), data_dir)
     planner = _Planner(spec, step_times, rates or {}, _starts(spec), in_population)
     datasets: dict[str, Dataset] = {}
     labels: dict[str, str] = {}
@@ -100,6 +101,11 @@ def plan_study(
         tuple(planner.solved),
         _statistics(spec, runs[0][1].size.context, datasets, progress),
     )
+
+
+def study_data(spec: StudySpec) -> list[str]:
+    """Return the corpora and tasks that a study and its probes read."""
+    return [*spec.corpora, *spec.tasks, *needed_data(spec.probes)]
 
 
 def _entries(runs: list[Placed]) -> tuple[Entry, ...]:

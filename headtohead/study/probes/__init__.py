@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -53,12 +52,10 @@ def check_probes_apply(names: Sequence[str], of: str) -> None:
             )
 
 
-def check_probes_ready(names: Sequence[str], data_dir: str | Path | None) -> None:
-    """Raise before training if the data that a probe needs is missing."""
-    for text in names:
-        name, _, argument = text.partition(":")
-        if (ready := PROBES[name].ready) is not None:
-            ready(argument, data_dir)
+def needed_data(names: Sequence[str]) -> list[str]:
+    """Return the corpora and tasks that probes read."""
+    given = [(PROBES[name].needs, argument) for name, _, argument in (text.partition(":") for text in names)]
+    return [one for needs, argument in given if needs is not None for one in needs(argument)]
 
 
 def take(name: str, subject: Subject) -> Found:
@@ -89,7 +86,7 @@ __all__ = [
     "Subject",
     "Unavailable",
     "check_probes_apply",
-    "check_probes_ready",
+    "needed_data",
     "number_at",
     "probe_names",
     "read_found",

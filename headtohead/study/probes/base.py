@@ -6,9 +6,8 @@ missing or damaged. Its result is stored in the run directory as probes/NAME.jso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -97,8 +96,8 @@ class Probe:
     """Help text for the argument."""
     amount: bool = False
     """Whether the argument is an amount rather than a choice of what to measure."""
-    ready: Callable[[str, str | Path | None], None] | None = None
-    """Called with the argument and the data directory before training; raises UserError if data is missing."""
+    needs: Callable[[str], Sequence[str]] | None = None
+    """Returns the corpora and tasks that it reads, from its argument; they are looked for before training."""
     of: str = "corpora"
     """The studies it applies to: `corpora` or `tasks`."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from msgspec import Struct
 
@@ -50,11 +49,6 @@ def _check(given: str) -> str:
     return argument(tuple(names))
 
 
-def _ready(given: str, data_dir: str | Path | None) -> None:
-    for name in split_outside(given, ","):
-        find_corpus(name, data_dir, cache_dir())
-
-
 def _measure(subject: Subject, given: str) -> Found:
     names = split_outside(given, ",")
     others = [name for name in names if name != subject.source]
@@ -95,5 +89,5 @@ PROBE = Probe(
     dict[str, EvaluatedCorpus],
     _check,
     "CORPUS,...; default: all corpora of the study",
-    ready=_ready,
+    needs=lambda given: split_outside(given, ","),
 )

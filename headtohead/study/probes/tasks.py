@@ -67,4 +67,5 @@ PROBE = Probe(
     TaskScores,
     _check,
     "TASK,... or all; required",
+    needs=lambda argument: chosen_tasks(argument.split(",")),
 )

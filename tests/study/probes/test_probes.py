@@ -340,12 +340,13 @@ def test_no_arm_decodes_with_a_cuda_graph(arm: str, monkeypatch: pytest.MonkeyPa
     assert len(taken) == found["steps"] * len(found["tokens_per_second"])
 
 
-def test_missing_tasks_are_a_one_line_error_and_the_run_stays_done(tmp_path: Path) -> None:
+def test_missing_tasks_are_a_one_line_error_before_anything_runs(tmp_path: Path) -> None:
     settings = TINY | {"probes": ["tasks:copa,rte"], "seeds": 2}
-    result = Study(["standard"], **settings).run(tmp_path / "s", quiet=True, workers=1, data_dir=tmp_path)
-    (line,) = result.summary.trouble
-    assert line.startswith("probe tasks:copa,rte: task 'copa' not found")
-    assert {run.state() for run in Store(tmp_path / "s").runs()} == {"done"}
+    with pytest.raises(
+        UserError, match=r"^copa, rte not found; download them with: h2h data get copa rte --data"
+    ):
+        Study(["standard"], **settings).run(tmp_path / "s", quiet=True, workers=1, data_dir=tmp_path)
+    assert not (tmp_path / "s").exists()
 
 
 def test_tasks_are_scored_with_chance(tmp_path: Path) -> None:
