@@ -24,11 +24,8 @@ COMMANDS: dict[str, str] = {
     "list": "show mechanisms and their options, sizes, corpora, layouts, probes",
     "cost": "show parameters, FLOPs and cache bytes of arms",
     "check": "run the conformance suite on mechanisms",
-<<<<<<< HEAD
     "new mechanism": "write a mechanism's file to start from",
-=======
     "data get": "download corpora and tasks",
->>>>>>> data
     "data list": "list corpora and tasks and whether each is available",
     "data prepare": "tokenize a corpus into shards",
     "data stats": "show statistics of corpora: entropy, repetition, coherence",
