@@ -70,7 +70,7 @@ def _library(module: str, name: str) -> Any:
         return importlib.import_module(module)
     except Exception as error:  # a broken installation raises more than ImportError
         raise UserError(
-            f"tracker '{name}' cannot be used: {error or type(error).__name__} (pip install headtohead[track])"
+            f"tracker '{name}' cannot be used: {error or type(error).__name__} (pip install {name})"
         ) from None
 
 
