@@ -22,6 +22,9 @@ AXIS = "axis"
 """The parameter that holds what the reader selected with a chart's buttons."""
 # Phone width; outside a page a chart has no container and is not narrow.
 NARROW = "containerSize()[0] < 500"
+_LABEL_SIZE = alt.ExprRef(f"{NARROW} ? 11 : 13")
+_NARROW_LABEL = 145
+"""Points of an arm's name on a phone: 24 letters."""
 _REFERENCE = "#888"
 _MANY_COLUMNS = 6
 """Number of columns of a grid from which labels are rotated."""
@@ -61,7 +64,8 @@ def legend(lines: bool = False) -> alt.Legend:
         symbolType="stroke",
         symbolStrokeWidth=3,
         symbolOpacity=1,
-        labelLimit=alt.ExprRef(f"{NARROW} ? 120 : 240"),
+        labelLimit=alt.ExprRef(f"{NARROW} ? {_NARROW_LABEL} : 240"),
+        labelFontSize=_LABEL_SIZE,
         columns=alt.ExprRef(f"{NARROW} ? 2 : containerSize()[0] >= 900 ? 4 : 3"),
     )
 
@@ -76,8 +80,8 @@ def verdict_color(orient: Any = "top") -> alt.Color:
 
 def arm_axis(limit: int = 220) -> alt.Axis:
     """Return the axis that names the arms."""
-    room = alt.ExprRef(f"{NARROW} ? 120 : {limit}")
-    return alt.Axis(labelFontSize=13, labelLimit=room, domain=False, ticks=False)
+    room = alt.ExprRef(f"{NARROW} ? {_NARROW_LABEL} : {limit}")
+    return alt.Axis(labelFontSize=_LABEL_SIZE, labelLimit=room, domain=False, ticks=False)
 
 
 def tips(*names: str, **forms: str) -> list[alt.Tooltip]:

@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from headtohead.common.files import write_atomic
+from headtohead.report.facts import study_facts
 from headtohead.report.figures import drawn
 from headtohead.report.gather import arms_with_results
 from headtohead.report.panels import Figure, View
 from headtohead.report.panels.verdicts import forest, seeds
 from headtohead.report.templates import render
+from headtohead.study.judge.headline import headline
 from headtohead.study.judge.runs_csv import Judged
 from headtohead.study.judge.verdict import sentence
 
@@ -26,11 +28,14 @@ def write_judged(path: Path, judged: Judged, source: str) -> Path:
         view = View(path, manifest, contest, arms_with_results(manifest, contest, judged.results), rows)
         sentences = [(row.verdict, sentence(row)) for row in rows]
         figures = drawn({"forest": forest.figure, "seeds": _seeds}, view)
-        contests.append({"contest": contest, "verdicts": rows, "sentences": sentences, "figures": figures})
+        part = {"contest": contest, "verdicts": rows, "sentences": sentences, "figures": figures}
+        contests.append(part | {"headline": headline(rows)})
     notes = [f"{row.label}: {note}" for row in judged.verdicts for note in row.notes if note != "exploratory"]
     page = render(
         "judged.html.jinja",
         manifest=manifest,
+        headline=headline(judged.verdicts),
+        facts=study_facts(manifest, (), ()),
         measure=judged.measure,
         contests=contests,
         source=source,

@@ -7,13 +7,14 @@ from typing import Any
 
 from headtohead.common.files import write_atomic
 from headtohead.report.advice import advice
-from headtohead.report.charts import VERDICTS
+from headtohead.report.facts import shown_costs, study_facts
 from headtohead.report.figures import draw, draw_study
 from headtohead.report.gather import arm_rows, configuration, drawn_labels, environments
 from headtohead.report.panels import View
 from headtohead.report.panels.base import study_views
 from headtohead.report.templates import render
 from headtohead.study.judge.analysis import Analysis
+from headtohead.study.judge.headline import headline
 from headtohead.study.judge.verdict import Verdict, headlines, sentence
 from headtohead.study.store.manifest import Manifest, metric_label
 
@@ -36,16 +37,20 @@ def write_report(
     views = study_views(path, analysis, damage)
     places = manifest.contests()
     contests = [{**_contest(view), "short": view.contest.title_among(places)} for view in views]
+    found = environments(path, manifest, damage)
+    specs = [arm.spec for view in views for arm in view.arms if arm.spec]
     page = render(
         "page.html.jinja",
         manifest=manifest,
+        headline=headline(verdicts),
+        facts=study_facts(manifest, specs, found),
         contests=contests,
         figures=draw_study(views),
         verdicts=verdicts,
         headlines=headlines(verdicts),
         primary=_primary(verdicts, manifest),
         better=_better(manifest),
-        environments=environments(path, manifest, damage),
+        environments=found,
         warnings=[*dict.fromkeys(damage), *manifest.notes, *warnings(verdicts, contests)],
         stamp=stamp,
         folded=any(part["drawn"] for part in contests),
@@ -69,9 +74,8 @@ def _contest(view: View) -> dict[str, Any]:
     return {
         "contest": view.contest,
         "verdicts": rows,
-        "count": [
-            (name, number) for name in VERDICTS if (number := sum(row.verdict == name for row in rows))
-        ],
+        "headline": headline(rows),
+        "costs": shown_costs(arms, view.manifest.baseline),
         "sentences": [(row.verdict, sentence(row)) for row in rows],
         "arms": shown,
         "unit": view.unit,

@@ -19,9 +19,10 @@ from markupsafe import escape
 from headtohead.common import VERSION
 from headtohead.common.errors import UserError
 from headtohead.common.files import digest, read_json, write_json
-from headtohead.common.numbers import short_count
+from headtohead.common.numbers import short_count, short_time
 from headtohead.data.shards import cache_dir
 from headtohead.report.charts import theme
+from headtohead.report.facts import COSTS, common_remarks
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.store.manifest import Manifest, metric_label
 
@@ -38,7 +39,9 @@ def verdict_table(manifest: Manifest, verdicts: list[Verdict]) -> str:
     return "".join(parts)
 
 
-def render(template: str, assets: Sequence[str] = ("page.css", "theme.js", "page.js"), **values: Any) -> str:
+def render(
+    template: str, assets: Sequence[str] = ("page.css", "theme.js", "table.js", "page.js"), **values: Any
+) -> str:
     """Return a page with its style sheets and scripts inside."""
     style, script = ("".join(asset(name) for name in assets if name.endswith(end)) for end in (".css", ".js"))
     found = templates().get_template(template)
@@ -61,6 +64,10 @@ def templates() -> jinja2.Environment:
     found.filters["definition"] = lambda chart: script_json(chart | {"config": _THEME})
     found.globals["chart_library"] = chart_library
     found.filters["metric"] = metric_label
+    found.filters["common_remarks"] = common_remarks
+    found.globals["cost_names"] = tuple(COSTS.values())
+    found.filters["short"] = lambda value: "–" if value is None else short_count(value)
+    found.filters["clock"] = lambda value: "–" if value is None else short_time(value)
     found.filters["whole"] = lambda value: "–" if value is None else f"{value:,.0f}"
     found.filters["percent"] = lambda value: "–" if math.isnan(value) else f"{value:.2%}"
     found.filters["amount"] = lambda value: f"{value:,.4g}" if value < 10_000 else short_count(value)

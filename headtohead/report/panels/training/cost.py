@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 import altair as alt
 
-from headtohead.report.charts import AXIS, Chart, Choice, Row, layered, named, tips
+from headtohead.report.charts import AXIS, NARROW, Chart, Choice, Row, layered, named, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
 from headtohead.study.probes.decode import HEADLINE, DecodeSpeed
@@ -24,6 +26,10 @@ COST_AXES = {
 """By name of a row's value: button label and axis title."""
 _FAST = ("rate", "decode")
 """Speeds: higher is better."""
+_WIDTH, _HEIGHT = 300, 200
+"""Points across the narrowest chart, and down from the best to the worst score, with room for rounded axes."""
+_LABEL, _LETTER, _LINE = 140, 7, 15
+"""Points of the longest name, of one of its letters, and of a line of text."""
 _GOOD = {"lower": "low", "higher": "high"}
 
 
@@ -109,13 +115,40 @@ def quality_against_cost(rows: list[Row], seeds: list[Row], view: View) -> Chart
         circle.encode(color=color, tooltip=tips("arm", "seed", value=".4f"), **place),
         means.mark_point(filled=True, size=130, opacity=1).encode(color=color, tooltip=hover, **place),
     ]
-    # Labels of the right half are to the left of their dots.
+    label_rows(rows, seeds, ends)
     side: Any
-    for sign, side, shift in (("<=", "left", 5), (">", "right", -5)):
-        half = means.transform_filter(f"datum.x {sign} ({low.expr} + {high.expr}) / 2")
-        text = half.mark_text(align=side, dx=shift, dy=-14, fontSize=12, limit=170)
-        layers.append(text.encode(text="arm:N", color=color, **place))
+    for side, shift in (("left", 5), ("right", -5)):
+        here = means.transform_filter(f"datum['side ' + {AXIS}] == '{side}'")
+        below = alt.ExprRef(f"datum['dy ' + {AXIS}]")
+        text = here.mark_text(
+            align=side, dx=shift, dy=below, fontSize=12, limit=alt.ExprRef(f"{NARROW} ? {_LABEL} : 170")
+        )
+        layers.append(text.encode(text="arm:N", **place))
     return layered(layers, {"means": rows, "seeds": seeds}, 320, choice)
+
+
+def label_rows(means: list[Row], seeds: list[Row], ends: Mapping[str, tuple[float, float]]) -> None:
+    """Set on which side of its dot and how far below it each arm's name is written, by cost: no two names overlap.
+
+    A name for which there is no free place is left out; the dot shows it on hover. Distances are those of a phone.
+    """
+    values = [row["value"] for row in seeds]
+    per_unit = _HEIGHT / ((max(values) - min(values)) or 1.0)
+    for name, (low, high) in ends.items():
+        taken: list[tuple[float, float, float]] = []
+        for row in sorted((row for row in means if row[name] is not None), key=lambda row: row["value"]):
+            x = _WIDTH * (row[name] - low) / ((high - low) or 1.0)
+            long = min(_LABEL, _LETTER * len(row["arm"]))
+            sides = ("left", "right") if x <= _WIDTH / 2 else ("right", "left")
+            for side, dy in itertools.product(sides, (-14, 14)):
+                start, y = x if side == "left" else x - long, dy - per_unit * row["value"]
+                free = all(
+                    start > end or start + long < begin or abs(y - at) > _LINE for begin, end, at in taken
+                )
+                if free and start >= 0 and start + long <= _WIDTH:
+                    row |= {f"side {name}": side, f"dy {name}": dy}
+                    taken.append((start, start + long, y))
+                    break
 
 
 def _ends(values: list[float]) -> tuple[float, float]:
