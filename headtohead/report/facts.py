@@ -82,8 +82,8 @@ def shown_costs(arms: Sequence[ArmFacts], baseline: str) -> dict[str, list[Shown
 def _numbers(arm: ArmFacts) -> dict[str, float | None]:
     spec = arm.spec
     return {
-        "cache": spec and spec.cache_bytes_per_token,
-        "flops": spec and spec.flops_per_token,
+        "cache": spec.cache_bytes_per_token if spec else None,
+        "flops": spec.flops_per_token if spec else None,
         "rate": arm.mean_cost("tokens_per_second"),
     }
 

@@ -75,15 +75,13 @@ function copyButton(table, name) {
   return button;
 }
 
-const fit = new ResizeObserver((changes) => {
-  for (const { target } of changes) {
-    const table = target.querySelector("table");
-    if (!target.clientWidth || table.dataset.width === String(target.clientWidth)) continue;
-    table.dataset.width = target.clientWidth;
+function fit() {
+  for (const place of document.querySelectorAll(".scroll")) {
+    const table = place.querySelector("table");
     table.classList.remove("stacked");
-    table.classList.toggle("stacked", target.scrollWidth > target.clientWidth);
+    table.classList.toggle("stacked", place.scrollWidth > place.clientWidth);
   }
-});
+}
 
 for (const table of document.querySelectorAll(".scroll > table")) {
   if (!table.tHead) continue;
@@ -101,5 +99,7 @@ for (const table of document.querySelectorAll(".scroll > table")) {
   tools.className = "tools";
   tools.append(...Object.keys(formats).map((name) => copyButton(table, name)));
   table.parentElement.after(tools);
-  fit.observe(table.parentElement);
 }
+fit();
+window.addEventListener("resize", fit);
+document.addEventListener("toggle", fit, true);  // a folded table has no width

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from headtohead.report.panels import View
 from headtohead.report.panels.attention import explain, heat
 from headtohead.study.probes import read_found
 from headtohead.study.store.manifest import Contest, Manifest
+from tests.browser import framed
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 CONTEST = Contest("t", "t", "nano", "as_is", "tokens")
@@ -147,15 +145,10 @@ def test_heat_maps_sum_over_seeds_and_leave_out_mismatched_grids() -> None:
 
 
 def test_in_a_real_browser_it_is_drawn_and_fits_a_phone(tmp_path: Path) -> None:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    browser = next((path for name in names if (path := shutil.which(name))), None)
-    if browser is None:
-        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
     arms = ["standard", {"arm": "sharing:tie=kv", "name": HOSTILE}, "no_attention"]
     settings: dict[str, Any] = {"tokens": 1500, "batch": 300, "seeds": 2, "lr": 5e-3}
     study = Study(arms, tasks=["grammar:train=60"], probes=["explain"], **settings)
     study.run(tmp_path / "out", workers=1, quiet=True)
-    inner = tmp_path / "inner.html"
     emit = """<script type="module">
     while (document.documentElement.dataset.drawn !== "all") await new Promise((done) => setTimeout(done, 100));
     const dots = () => document.querySelectorAll("#explain1 svg .mark-symbol path").length;
@@ -165,21 +158,10 @@ def test_in_a_real_browser_it_is_drawn_and_fits_a_phone(tmp_path: Path) -> None:
     const maps = document.querySelectorAll("#heat1 svg .mark-rect path").length;
     parent.postMessage([document.documentElement.scrollWidth <= innerWidth, before, dots(), maps, document.title.startsWith("owned")], "*");
     </script>"""
-    inner.write_text((tmp_path / "out" / "report.html").read_text() + emit)
-    frame = tmp_path / "phone.html"
-    frame.write_text(
-        f"""<body style="margin:0"><iframe src="{inner.name}" style="width:390px;height:3000px;border:0"></iframe>
-        <pre id="message"></pre><script>addEventListener("message", (event) => {{
-        document.getElementById("message").textContent = event.data.join(" "); }});</script></body>"""
-    )
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
-    command = [browser, *flags, f"--user-data-dir={tmp_path / 'profile'}", f"file://{frame}"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
-    message = re.search(r'<pre id="message">(.*?)</pre>', shown)
-    assert message is not None
-    fits, before, after, maps, owned = message[1].split()
-    assert (fits, owned) == ("true", "false")
+    page = (tmp_path / "out" / "report.html").read_text()
+    ((fits, before, after, maps, owned),), _ = framed(tmp_path, page, emit, [390])
+    assert (fits, owned) == (True, False)
     # Three arms in the legend; two arms with maps x two seeds x five measures, four diamonds; by gradient the third arm too.
-    assert (before, after) == ("27", "39")
+    assert (before, after) == (27, 39)
     # Two maps of 16 cells.
-    assert maps == "32"
+    assert maps == 32

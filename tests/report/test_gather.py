@@ -123,7 +123,7 @@ def test_every_seed_is_shown_and_averages_are_means() -> None:
     row = arm_rows(arms)[0]
     assert row["score"] == 1.5
     assert row["runs"] == "2/2"
-    assert row["rate"] == "100k"
+    assert row["rate"] == 1e5
 
 
 def test_an_arm_without_runs_is_a_row_of_dashes() -> None:

@@ -1,11 +1,7 @@
 from __future__ import annotations
 
-import html
 import json
 import re
-import shutil
-import struct
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +20,7 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
 from headtohead.report.inspection_page import InspectionView, sentence
+from tests.browser import DARK, MEASURE, WIDTHS, browse, framed, message
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
 GRAMMAR = "grammar:train=30"
@@ -242,30 +239,12 @@ document.body.append(out);
 """
 
 
-def browse(folder: Path, page: Path, *flags_given: str) -> tuple[str, list[str]]:
-    """Return Chromium's output and its console lines."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    if not (path := next((found for name in names if (found := shutil.which(name))), None)):
-        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
-    flags = [
-        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-        *("--hide-scrollbars", "--enable-logging=stderr", "--virtual-time-budget=5000"),
-        f"--user-data-dir={folder / 'profile'}",
-    ]
-    command = [path, *flags, *flags_given, f"file://{page}"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    return found.stdout, [line for line in found.stderr.splitlines() if "CONSOLE" in line]
-
-
 def test_in_a_real_browser_a_reader_can_choose_token_head_and_theme(hostile: Path, tmp_path: Path) -> None:
     page = tmp_path / "pressed.html"
     page.write_text(hostile.read_text() + PRESS)
-    dom, console = browse(tmp_path, page, "--dump-dom")
+    dom, console = browse(tmp_path, f"file://{page}", "--dump-dom")
     assert console == []
-    text = re.search(r'<pre id="found">(.*?)</pre>', dom, flags=re.DOTALL)
-    assert text is not None, dom[-2000:]
-    found = json.loads(html.unescape(text[1]))
+    found = message(dom)
     last = len(HOSTILE) - 1
     assert found["start"] == [[last], [last], last]
     assert found["hover"][:3] == [[5], [5], True]
@@ -283,18 +262,10 @@ def test_in_a_real_browser_a_reader_can_choose_token_head_and_theme(hostile: Pat
     assert "owned" not in found["title"]
 
 
-def test_in_a_real_browser_a_phone_shows_one_column(hostile: Path, tmp_path: Path) -> None:
-    inner, frame, picture = tmp_path / "inner.html", tmp_path / "phone.html", tmp_path / "phone.png"
-    emit = '<script type="module">parent.postMessage([document.documentElement.scrollWidth, innerWidth], "*");</script>'
-    inner.write_text(hostile.read_text() + emit)
-    frame.write_text(
-        f"""<body style="margin:0"><iframe src="{inner.name}" style="width:390px;height:1600px;border:0"></iframe>
-        <pre id="widths"></pre><script>addEventListener("message", (event) => {{
-        document.getElementById("widths").textContent = event.data.join(" "); }});</script></body>"""
-    )
-    dom, console = browse(tmp_path, frame, "--dump-dom")
+def test_in_a_real_browser_nothing_is_cut_at_any_width(hostile: Path, tmp_path: Path) -> None:
+    measured, console = framed(tmp_path, hostile.read_text(), MEASURE, WIDTHS, DARK)
     assert console == []
-    assert '<pre id="widths">390 390</pre>' in dom
-    browse(tmp_path, frame, "--window-size=500,1600", f"--screenshot={picture}")
-    assert struct.unpack(">II", picture.read_bytes()[16:24]) == (500, 1600)
-    assert picture.stat().st_size > 30_000
+    assert sorted(found["width"] for found in measured) == sorted(WIDTHS)
+    for found in measured:
+        assert found["page"] == found["width"]
+        assert found["paper"] == "rgb(20, 23, 28)"

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import html
 import html.parser
 import json
 import lzma
 import re
 import shutil
 import struct
-import subprocess
 import threading
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import markupsafe
 import pytest
 
 from headtohead import Study, judge, open_study
+from tests.browser import DARK, MEASURE, WIDTHS, browse, framed, message
 
 pytest.importorskip("altair")
 from headtohead.report import gather
@@ -176,13 +175,6 @@ def test_a_study_without_results_has_a_page_too(folder: Path, tmp_path: Path) ->
     assert {row.verdict for row in result.verdicts} == {"undecided"}
 
 
-def chromium() -> str:
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if path := shutil.which(name):
-            return path
-    pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
-
-
 # Runs inside the page after the charts are drawn: simulates a reader's clicks and records the effects.
 PRESS = """
 <script type="module">
@@ -231,6 +223,27 @@ found.light = [paper(), ink()];
 document.getElementById("theme").click();
 found.dark = [paper(), ink()];
 document.getElementById("theme").click();
+const table = document.querySelector("table.verdicts");
+const heading = (words) => [...table.tHead.rows[0].cells].find((cell) => cell.textContent === words);
+const column = (words) => [...table.tBodies[0].rows].map((row) => row.cells[heading(words).cellIndex].textContent);
+const sorted = async (words) => {
+  const button = heading(words).querySelector("button");
+  button.focus();
+  button.click();
+  await wait(0.1);
+  return [heading(words).ariaSort, ...column(words)];
+};
+found.sorts = [await sorted("difference"), await sorted("difference"), await sorted("FLOPs")];
+found.others = [...table.tHead.rows[0].cells].filter((cell) => cell.ariaSort !== "none").map((cell) => cell.textContent);
+found.order = column("verdict");
+const copied = [];
+Object.defineProperty(navigator, "clipboard", { value: { writeText: async (text) => copied.push(text) } });
+const tools = table.parentElement.nextElementSibling;
+for (const button of tools.children) { found.focusable = button.tabIndex; button.click(); await wait(0.1); }
+found.tools = [...tools.children].map((button) => button.textContent);
+found.copied = copied;
+await wait(2);
+found.labels = [...tools.children].map((button) => button.textContent);
 found.requests = performance.getEntriesByType("resource").map((entry) => entry.name);
 found.title = document.title;
 const out = document.createElement("pre");
@@ -239,19 +252,6 @@ out.textContent = JSON.stringify(found);
 document.body.append(out);
 </script>
 """
-
-
-def browse(folder: Path, url: str, *flags_given: str) -> tuple[str, list[str]]:
-    """Return Chromium's output and its console lines."""
-    flags = [
-        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-        *("--hide-scrollbars", "--enable-logging=stderr", "--virtual-time-budget=15000"),
-        f"--user-data-dir={folder / 'profile'}",
-    ]
-    command = [chromium(), *flags, *flags_given, url]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    return found.stdout, [line for line in found.stderr.splitlines() if "CONSOLE" in line]
 
 
 def test_in_a_real_browser_charts_are_drawn_and_hostile_text_is_inert(folder: Path, tmp_path: Path) -> None:
@@ -266,9 +266,7 @@ def test_in_a_real_browser_axes_arms_and_theme_can_be_switched(folder: Path, tmp
     page.write_text((folder / "report.html").read_text() + PRESS)
     dom, console = browse(tmp_path, f"file://{page}", "--dump-dom")
     assert console == []
-    text = re.search(r'<pre id="found">(.*?)</pre>', dom, flags=re.DOTALL)
-    assert text is not None, dom[-2000:]
-    found = json.loads(html.unescape(text[1]))
+    found = message(dom)
     assert found["axes"] == ["tokens", "FLOPs", "seconds"]
     assert found["costs"] == ["parameters", "FLOPs/token", "cache bytes/token", "tokens/s", "decode tokens/s"]
     assert found["indicators"][:2] == ["first token", "entropy"]
@@ -286,6 +284,22 @@ def test_in_a_real_browser_axes_arms_and_theme_can_be_switched(folder: Path, tmp
     assert sorted(found["one"]) == ["0.07", "0.07", "1"]
     assert found["light"] == ["rgb(255, 255, 255)", "rgb(36, 41, 47)"]
     assert found["dark"] == ["rgb(20, 23, 28)", "rgb(215, 218, 224)"]
+    up, down, flops = found["sorts"]
+    values = [float(text) for text in up[1:-1]]
+    assert (up[0], up[-1], values) == ("ascending", "", sorted(values)), "the baseline has no difference"
+    assert down == ["descending", *reversed(up[1:-1]), ""]
+    assert flops[0] == "ascending"
+    assert found["others"] == ["FLOPs"]
+    markdown, latex = (text.splitlines() for text in found["copied"])
+    assert markdown[0].startswith("| arm | verdict | bits per byte | difference | 95 % interval | cache |")
+    assert markdown[1].startswith("|---|---|---:|")
+    assert any(HOSTILE.replace("<", "\\<") in line for line in markdown)
+    assert latex[1:3] == ["\\begin{tabular}{llrrrrrrrrr}", "\\toprule"]
+    assert latex[-2:] == ["\\bottomrule", "\\end{tabular}"]
+    assert "95 \\% interval" in latex[3]
+    assert [line.split(" & ")[1] for line in latex[5:-2]] == found["order"]
+    assert found["tools"] == ["copied", "copied"]
+    assert found["labels"] == ["copy as Markdown", "copy as LaTeX"]
     assert found["requests"] == []
     assert found["errors"] == []
     assert "owned" not in re.sub(r"document.title='owned'", "", found["title"])
@@ -305,26 +319,31 @@ def test_in_a_real_browser_the_page_of_runs_trained_elsewhere_is_drawn(tmp_path:
     assert console == []
 
 
-def test_in_a_real_browser_a_phone_shows_one_column(folder: Path, tmp_path: Path) -> None:
-    """Use a frame of phone width, since headless windows cannot be that narrow."""
-    inner = tmp_path / "inner.html"
-    emit = """<script type="module">
-    while (document.documentElement.dataset.drawn !== "all") await new Promise((done) => setTimeout(done, 100));
-    parent.postMessage([document.documentElement.scrollWidth, innerWidth], "*");
-    </script>"""
-    inner.write_text((folder / "report.html").read_text() + emit)
-    frame = tmp_path / "phone.html"
-    frame.write_text(
-        f"""<body style="margin:0"><iframe src="{inner.name}" style="width:390px;height:3000px;border:0"></iframe>
-        <pre id="widths"></pre><script>addEventListener("message", (event) => {{
-        document.getElementById("widths").textContent = event.data.join(" "); }});</script></body>"""
+def test_in_a_real_browser_nothing_is_cut_or_overlaps_at_any_width(folder: Path, tmp_path: Path) -> None:
+    """In dark mode as the system asks for it, colors of charts included."""
+    page = (
+        (folder / "report.html").read_text().replace(str(markupsafe.escape(HOSTILE)), "a long name of an arm")
     )
-    dom, console = browse(tmp_path, f"file://{frame}", "--dump-dom")
+    page = page.replace(json.dumps(HOSTILE)[1:-1].replace("<", "\\u003c"), "a long name of an arm")
+    measured, console = framed(tmp_path, page, MEASURE, WIDTHS, DARK)
     assert console == []
-    assert '<pre id="widths">390 390</pre>' in dom
+    assert sorted(found["width"] for found in measured) == sorted(WIDTHS)
+    for found in measured:
+        assert (found["page"], found["cut"], found["overlapping"]) == (found["width"], [], [])
+        assert (found["paper"], found["ink"]) == ("rgb(20, 23, 28)", "rgb(215, 218, 224)")
 
 
-@pytest.mark.parametrize(("width", "height"), [(1200, 2400), (500, 3000)])
+BROKEN = """<body style="margin:0"><p style="width:700px">wide</p><p>one line</p><p style="margin-top:-32px">another</p>
+<div class="chart"><svg width="50" height="20"><text x="40" y="15">outside</text></svg></div></body>"""
+
+
+def test_in_a_real_browser_the_measurement_finds_what_is_cut_or_overlaps(tmp_path: Path) -> None:
+    (found,), _ = framed(tmp_path, BROKEN, MEASURE, [400])
+    assert found["cut"] == [" P wide", " text outside"]
+    assert found["overlapping"] == [" P one line |  P another"]
+
+
+@pytest.mark.parametrize(("width", "height"), [(1200, 2400)])
 def test_in_a_real_browser_a_screenshot_can_be_taken(
     folder: Path, tmp_path: Path, width: int, height: int
 ) -> None:
