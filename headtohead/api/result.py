@@ -91,13 +91,19 @@ class StudyResult:
         self.report = write_report(self.path, self.analysis, self.damage, stamp)
 
     def write_charts(self, quiet: bool = False) -> list[Path]:
-        """Write every chart as SVG and PNG into the study's folder `charts`; return the files."""
+        """Write every chart as SVG, PDF and PNG into the study's folder `charts`; return the files."""
         try:
             from headtohead.report.figures import write_charts
         except ImportError as error:
             raise UserError(f"charts need {error.name}: pip install altair vl-convert-python") from None
         with progress_bar("drawing", quiet) as progress:
             return write_charts(self.path, self.analysis, progress)
+
+    def table(self, form: str = "markdown") -> str:
+        """Return the verdicts with intervals and costs as a table; `form` is latex, markdown or csv."""
+        from headtohead.report.tables import verdict_text
+
+        return verdict_text(self.path, self.analysis, form)
 
     def sentences(self) -> list[str]:
         """Return each verdict in one sentence."""

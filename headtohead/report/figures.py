@@ -71,7 +71,7 @@ def write_charts(
     analysis: Analysis,
     progress: Callable[[str, float], None],
 ) -> list[Path]:
-    """Write every chart of a study as SVG and PNG into its folder `charts`; return the files."""
+    """Write every chart of a study as SVG, PDF and PNG into its folder `charts`; return the files."""
     import vl_convert
 
     folder = path / "charts"
@@ -89,7 +89,12 @@ def write_charts(
     for count, (name, definition) in enumerate(wanted.items()):
         progress("drawing", count / len(wanted))
         svg = as_svg(definition, PAPER)
-        for ending, content in ((".svg", svg), (".png", vl_convert.svg_to_png(svg, scale=_PNG_SCALE))):
+        contents: dict[str, str | bytes] = {
+            ".svg": svg,
+            ".pdf": vl_convert.svg_to_pdf(svg),
+            ".png": vl_convert.svg_to_png(svg, scale=_PNG_SCALE),
+        }
+        for ending, content in contents.items():
             write_atomic(folder / f"{name}{ending}", content)
             written.append(folder / f"{name}{ending}")
     return written

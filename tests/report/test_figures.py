@@ -27,19 +27,23 @@ def folder(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_chart_is_written_as_svg_and_png(folder: Path) -> None:
+def test_every_chart_is_written_as_svg_pdf_and_png(folder: Path) -> None:
     files = open_study(folder).write_charts(quiet=True)
     assert sorted((folder / "charts").iterdir()) == sorted(files)
     names = [path.name for path in files]
-    assert all(re.fullmatch(r"[12]-[a-z0-9-]+\.(svg|png)", name) for name in names)
+    assert all(re.fullmatch(r"[12]-[a-z0-9-]+\.(svg|pdf|png)", name) for name in names)
     for chart in ("forest", "seeds", "curves-tokens", "curves-flops", "curves-seconds", "cost-cache"):
-        assert sum(name.endswith(f"-{chart}.svg") for name in names) == 2
-        assert sum(name.endswith(f"-{chart}.png") for name in names) == 2
+        for ending in ("svg", "pdf", "png"):
+            assert sum(name.endswith(f"-{chart}.{ending}") for name in names) == 2
     for path in files:
         if path.suffix == ".png":
             width, height = struct.unpack(">II", path.read_bytes()[16:24])
             assert width > 1200
             assert height > 100
+        elif path.suffix == ".pdf":
+            content = path.read_bytes()
+            assert content.startswith(b"%PDF-")
+            assert b"/Font" in content, "text stays text"
         else:
             root = ElementTree.fromstring(path.read_text())
             assert root.tag.endswith("svg")

@@ -52,7 +52,7 @@ def runs_csv(
     writer = csv.writer(stream, lineterminator="\n")
     columns, rows = run_rows(store, manifest, results, added_seeds)
     writer.writerow(columns)
-    writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
+    writer.writerows([csv_cell(row.get(column)) for column in columns] for row in rows)
     return stream.getvalue()
 
 
@@ -111,7 +111,7 @@ def _facts(store: Store, run_id: str) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in ("parameters", "flops_per_token", "cache_bytes_per_token")}
 
 
-def _cell(value: Any) -> str:
+def csv_cell(value: Any) -> str:
     """Return a cell; text that a spreadsheet would read as a formula is prefixed with an apostrophe."""
     if value is None:
         return ""
@@ -122,7 +122,7 @@ def _cell(value: Any) -> str:
 
 
 def _text(cell: str) -> str:
-    """Invert `_cell`."""
+    """Invert `csv_cell`."""
     return cell[1:] if cell.startswith("'") and cell[1:].startswith((*_FORMULA, "'")) else cell
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import headtohead as h2h
 from headtohead import Study, UserError, open_study
-from headtohead.study.judge.runs_csv import COLUMNS, _cell, _text, runs_csv
+from headtohead.study.judge.runs_csv import COLUMNS, _text, csv_cell, runs_csv
 from headtohead.study.store.run_store import Store
 from tests.results import run_result
 
@@ -265,5 +265,5 @@ def test_unfinished_runs_and_added_seeds_are_in_the_table(raced: Path) -> None:
     "text", ["=1+1", "+x", "-x", "@x", "\tx", "'=x", "''", "'plain'", "plain", "a'=b", ""]
 )
 def test_texts_survive_the_table_and_none_is_a_formula(text: str) -> None:
-    assert _text(_cell(text)) == text
-    assert not _cell(text).startswith(("=", "+", "-", "@", "\t", "\r"))
+    assert _text(csv_cell(text)) == text
+    assert not csv_cell(text).startswith(("=", "+", "-", "@", "\t", "\r"))
