@@ -136,12 +136,12 @@ def open_study(path: str | Path) -> StudyResult:
 
 
 def watch_study(path: str | Path, *, port: int = 8642, quiet: bool = False) -> None:
-    """Serve a live page of a running study on 127.0.0.1 until Ctrl-C."""
+    """Serve a live page of a running study on 127.0.0.1 until Ctrl-C; a study that has not begun is waited for."""
     if not 0 <= port <= 65535:
         raise UserError(f"port {port} is out of range; allowed: 0 to 65535, where 0 picks a free port")
     folder = Path(path)
-    if not os.path.lexists(folder / "study.json"):
-        raise UserError(f"no study in {folder}: study.json is missing")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; a study is a directory")
     try:
         from headtohead.report.dashboard.server import serve
     except ImportError as error:

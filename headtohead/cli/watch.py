@@ -11,7 +11,8 @@ from headtohead.cli.shared.options import flag
 def command(folder: Annotated[str, flag("DIR")], *, port: Annotated[int, flag("NUMBER")] = 8642) -> None:
     """Serve a live page about a running study: learning curves, progress, time left. Ctrl-C stops it.
 
-    The page is read-only and reachable from this machine alone.
+    The page is read-only and reachable from this machine alone. A study that has not begun is waited for; the page
+    of a finished one links to its report.
 
     Args:
         folder: study directory

@@ -40,10 +40,14 @@ function curves(contests) {
 }
 
 function show(state) {
-  find("trouble").textContent = state?.trouble ?? "";
+  find("trouble").textContent = state?.trouble ?? state?.waiting ?? "";
+  find("progress").hidden = !state?.counts;
+  if (state?.waiting) document.title = "waiting – headtohead";
   if (!state?.counts) return;
   document.title = `${Math.floor(100 * state.share)} % – ${state.name}`;
   find("name").textContent = state.name;
+  find("headline").textContent = state.headline;
+  find("report").hidden = !state.report;
   const { all, ...counts } = state.counts;
   find("counts").replaceChildren(...Object.entries(counts).map(([name, count]) =>
     make("span", `${count} ${name}`, "chip")), make("span", `of ${all} runs`, "quiet"));

@@ -310,7 +310,6 @@ MISTAKES = [
     (["evaluate", "nowhere", "--task", "copa", "--limit", "0"], "--limit 0 is too small"),
     (["evaluate", "nowhere", "--corpus", "stdlib", "--limit", "5"], "a corpus is always scored whole"),
     (["report", "nowhere"], "no study in nowhere"),
-    (["watch", "nowhere"], "no study in nowhere"),
     (["watch", "nowhere", "--port", "70000"], "port 70000 is out of range"),
     (["runs", "nowhere"], "no study in nowhere"),
     (["race", "--arms", "standard", "--threads", "100000"], "threads=100000 is not between 1 and"),
@@ -446,6 +445,7 @@ BAD_FILES = [
     (["doctor", "nowhere"], "no study in nowhere"),
     (["doctor", "short.txt"], "no study in short.txt"),
     (["report", "short.txt"], "no study in short.txt"),
+    (["watch", "short.txt"], "short.txt is a file; a study is a directory"),
     (["runs", ".", "--import", "binary.bin"], "cannot be read as an export of runs"),
     (["generate", ".", "--prompt", "x"], "no run at '.'"),
 ]

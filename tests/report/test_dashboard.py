@@ -276,13 +276,54 @@ def test_an_error_while_reading_the_study_is_shown(
 def test_mistakes_are_one_clear_line(folder: Path, served: ThreadingHTTPServer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"port {served.server_port} is already in use"):
         watch_study(folder, port=served.server_port, quiet=True)
-    with pytest.raises(UserError, match="no study in"):
-        watch_study(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is a file; a study is a directory"):
+        watch_study(tmp_path / "file")
     with pytest.raises(UserError, match="out of range"):
         watch_study(folder, port=70000)
 
 
-def test_ctrl_c_stops_it_cleanly(folder: Path) -> None:
+def test_a_study_that_has_not_begun_is_waited_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headtohead.report.dashboard.server._EVERY", 0.01)
+    later = tmp_path / "later"
+    with server(later, 0) as running:
+        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+        for exists in (False, True):
+            if exists:
+                later.mkdir()
+            state = json.loads(ask(running, "/state.json")[2])
+            assert state["waiting"].startswith(f"No study in {later} yet.")
+            assert "counts" not in state
+            assert ask(running, "/report.html")[0] == 404
+        shutil.copytree(folder, later, dirs_exist_ok=True)
+        until(lambda: json.loads(ask(running, "/state.json")[2]).get("name") == HOSTILE)
+        running.shutdown()
+
+
+def test_a_finished_study_links_to_its_report(served: ThreadingHTTPServer, folder: Path) -> None:
+    state = json.loads(ask(served, "/state.json")[2])
+    assert (state["report"], state["headline"][:20]) == (True, "Nobody beat standard")
+    assert b'href="/report.html"' in ask(served, "/")[2]
+    status, headers, content = ask(served, "/report.html")
+    assert (status, content) == (200, (folder / "report.html").read_bytes())
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "connect-src" not in policy, "the report can request nothing"
+
+
+def test_an_unfinished_study_has_no_report_and_no_headline(unfinished: Path) -> None:
+    assert (unfinished / "report.html").is_file(), "of an earlier execution"
+    facts = StatusReader(unfinished).look().facts
+    assert (facts["report"], facts["headline"]) == (False, "")
+    with server(unfinished, 0) as running:
+        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+        assert ask(running, "/report.html")[0] == 404
+        running.shutdown()
+
+
+def test_closed_tabs_do_not_end_it_and_ctrl_c_does(folder: Path) -> None:
     command = [sys.executable, "-m", "headtohead", "watch", str(folder), "--port", "0"]
     # The test runner may ignore the signal, and a child would inherit that.
     default = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
@@ -290,7 +331,17 @@ def test_ctrl_c_stops_it_cleanly(folder: Path) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=default
     )
     assert process.stdout is not None
-    assert "http://127.0.0.1:" in process.stdout.readline()
+    line = process.stdout.readline()
+    assert "http://127.0.0.1:" in line
+    port = int(line.partition("127.0.0.1:")[2].partition("/")[0])
+    for route in ("/state.json", "/report.html", "/"):
+        client = socket.create_connection(("127.0.0.1", port), timeout=60)
+        client.sendall(f"GET {route} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/report.html")
+    assert connection.getresponse().status == 200
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0

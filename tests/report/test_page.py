@@ -366,6 +366,8 @@ def test_in_a_real_browser_a_watched_study_shows_its_curves(folder: Path, tmp_pa
         running.shutdown()
     assert console == []
     assert "100 % trained, finished" in dom
+    assert '<p class="headline" id="headline">Nobody beat standard: 2 undecided.</p>' in dom
+    assert '<a id="report" href="/report.html">' in dom
     assert "9 done" in dom
     assert 'src="/curves/0/tokens/light.svg?' in dom
     assert "<title>owned" not in dom

@@ -16,18 +16,25 @@ from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headtohead.common.errors import UserError, first_line
-from headtohead.common.files import digest, finite
-from headtohead.report.dashboard.status import StatusReader, StudyStatus
+from headtohead.common.files import digest, finite, read_file
+from headtohead.report.dashboard.status import REPORT, StatusReader, StudyStatus
 from headtohead.report.figures import NIGHT, PAPER, as_svg
 from headtohead.report.templates import asset, render
 
 HOST = "127.0.0.1"
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_REPORT_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The report has its scripts inside, and charts compile expressions; it can request nothing."""
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -37,8 +44,16 @@ _EVERY, _SELDOM = 3.0, 60.0
 _PATIENCE = 5.0
 """Seconds that requests wait for a read of the study before they are answered with the previous one."""
 _THEMES = {"light": PAPER, "dark": NIGHT}
+_HTML = "text/html; charset=utf-8"
 _ICON = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><circle cx="8" cy="8" r="6" fill="#0072B2"/></svg>'
-Answer = tuple[str, bytes]
+
+
+class Answer(NamedTuple):
+    """The answer to a request."""
+
+    kind: str
+    content: bytes
+    policy: str = _POLICY
 
 
 class Watch:
@@ -50,7 +65,7 @@ class Watch:
     def __init__(self, path: Path) -> None:
         self.follower = StatusReader(path)
         self.lock, self.drawing = threading.Lock(), threading.Lock()
-        self.status = StudyStatus({"again_after": _EVERY})
+        self.status = StudyStatus({"again_after": _EVERY, "contests": []})
         self.read = threading.Event()
         """Set while no read is in progress."""
         self.read.set()
@@ -58,19 +73,22 @@ class Watch:
         self.pictures: dict[str, tuple[str, bytes]] = {}
         script = asset("theme.js") + asset("watch.js")
         self.fixed: dict[str, Answer] = {
-            "/": ("text/html; charset=utf-8", render("watch.html.jinja", ()).encode()),
-            "/watch.js": ("text/javascript; charset=utf-8", script.encode()),
-            "/icon.svg": ("image/svg+xml", _ICON.encode()),
-            "/page.css": ("text/css; charset=utf-8", asset("page.css").encode()),
+            "/": Answer(_HTML, render("watch.html.jinja", ()).encode()),
+            "/watch.js": Answer("text/javascript; charset=utf-8", script.encode()),
+            "/icon.svg": Answer("image/svg+xml", _ICON.encode()),
+            "/page.css": Answer("text/css; charset=utf-8", asset("page.css").encode()),
         }
 
     def answer(self, route: str) -> Answer | None:
-        """Return content type and content of a route, or None if there is no such route."""
+        """Return the answer to a route, or None if there is no such route."""
         if route in self.fixed:
             return self.fixed[route]
         status = self._current()
         if route == "/state.json":
-            return "application/json", json.dumps(finite(status.facts), allow_nan=False).encode()
+            return Answer("application/json", json.dumps(finite(status.facts), allow_nan=False).encode())
+        if route == f"/{REPORT}":
+            shown = status.facts.get("report")
+            return Answer(_HTML, read_file(self.follower.path / REPORT), _REPORT_POLICY) if shown else None
         with self.drawing:
             return self._picture(route, status)
 
@@ -117,7 +135,7 @@ class Watch:
         if self.pictures.get(route, ("", b""))[0] != version:
             svg = as_svg(status.curves[index][axis], _THEMES[theme], width=680)
             self.pictures[route] = (version, svg.encode())
-        return "image/svg+xml", self.pictures[route][1]
+        return Answer("image/svg+xml", self.pictures[route][1])
 
 
 class _Server(ThreadingHTTPServer):
@@ -158,9 +176,10 @@ def server(path: Path, port: int) -> ThreadingHTTPServer:
             else:
                 self._send(HTTPStatus.OK, *answer)
 
-        def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+        def _send(self, status: HTTPStatus, kind: str, content: bytes, policy: str = _POLICY) -> None:
             self.send_response(status)
             own = {"Content-Type": kind, "Content-Length": str(len(content))}
+            own["Content-Security-Policy"] = policy
             for name, value in (own | _HEADERS).items():
                 self.send_header(name, value)
             self.end_headers()
@@ -182,10 +201,12 @@ def server(path: Path, port: int) -> ThreadingHTTPServer:
 
 
 def serve(path: Path, port: int, say: Callable[[str], None]) -> None:
-    """Serve the page of a study until Ctrl-C."""
-    StatusReader(path).look()  # raises for a damaged study before serving
+    """Serve the page of a study until Ctrl-C; a study that has not begun is waited for."""
+    waiting = StatusReader(path).look().facts.get("waiting")  # raises for a damaged study before serving
     with server(path, port) as running:
         try:
+            if waiting:
+                say(str(waiting))
             say(f"watching {path} at http://{HOST}:{running.server_port}/ (Ctrl-C stops watching)")
             running.serve_forever()
         except KeyboardInterrupt:

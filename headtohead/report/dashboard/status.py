@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from headtohead.report.figures import choices, draw
 from headtohead.report.gather import drawn_labels, gather
 from headtohead.report.panels import View
 from headtohead.report.panels.base import Definition
+from headtohead.study.judge.headline import headline
 from headtohead.study.judge.verdict import sentence, study_verdicts
 from headtohead.study.store.history import study_marks
 from headtohead.study.store.manifest import Entry, Manifest, read_manifest
@@ -20,6 +22,8 @@ from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_store import Store
 
 Row = dict[str, Any]
+REPORT = "report.html"
+_WAITING = "No study in {0} yet. This page follows it as soon as it begins: h2h race ... --out {0}"
 
 
 @dataclass
@@ -39,7 +43,9 @@ class StatusReader:
     finished: dict[str, RunResult] = field(default_factory=dict)
 
     def look(self) -> StudyStatus:
-        """Return the current status of the study."""
+        """Return the current status of the study; before it begins, what is waited for."""
+        if not os.path.lexists(self.path / "study.json"):
+            return StudyStatus({"waiting": _WAITING.format(self.path), "contests": []})
         manifest, added = read_manifest(self.path / "study.json")
         store = Store(self.path)
         names = {entry.run: entry for entry in (*manifest.trunks, *manifest.entries)}
@@ -64,6 +70,8 @@ class StatusReader:
             "share": 1 - left / total if total else 1.0,
             "left": _time_left(runs, left),
             "active": [{"title": run.title, "state": run.state, "words": run.progress()} for run in active],
+            "headline": headline(verdicts) if over else "",
+            "report": over and (self.path / REPORT).is_file(),
             "sentences": [{"verdict": row.verdict, "words": sentence(row)} for row in verdicts],
             "contests": _contests(manifest, curves),
         }
