@@ -9,10 +9,19 @@ FUZZ ?= 40
 # Tests start hundreds of processes; without cached bytecode each of them compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: race test test-slow test-gpu lint format setup clean
+.PHONY: race site test test-slow test-gpu lint format setup clean
 
 race: setup
 	$(BIN)/h2h race quick --out races/quick
+
+# One page about the studies in results/, with their reports: build/site/index.html.
+STUDIES := $(patsubst results/%/study.json,build/results/%,$(wildcard results/*/study.json))
+site: setup $(STUDIES)
+	$(BIN)/h2h site $(STUDIES) --out build/site --title "Results of headtohead"
+
+build/results/%: results/%/runs.tar.gz results/%/study.json | setup
+	$(BIN)/h2h runs $@ --import $< > /dev/null
+	cp $(word 2,$^) $@/study.json
 
 test: lint
 	$(BIN)/python -m pytest -q -rs -n 2 --dist worksteal -m "not slow and not gpu" tests

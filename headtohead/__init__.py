@@ -61,6 +61,7 @@ _HOME = {
                 "run_toy",
             ),
             *("score_task", "score_tasks", "Study", "StudyResult", "Toy", "ToyPlan", "watch_study"),
+            "write_site",
         ),
         "headtohead.api",
     ),

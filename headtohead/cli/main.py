@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "forecast": "estimate time, FLOPs, disk and detectable differences of a study",
     "reproduce": "run the studies of a paper and decide its claims",
     "report": "judge a study again and rebuild its report",
+    "site": "make a static page of several studies with their reports",
     "verdict": "judge runs that were trained elsewhere, from a CSV file",
     "watch": "serve a live page about a running study",
     "runs": "list the runs of a study; export and import finished runs",

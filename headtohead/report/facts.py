@@ -31,7 +31,7 @@ def study_facts(
         "rules": [_rules(contest.length, contest.shape) for contest in contests],
         "date": [" to ".join(dict.fromkeys([days[0], days[-1]])) if days else ""],
     }
-    return [(name, text) for name, values in facts.items() if (text := _listed(values))]
+    return [(name, text) for name, values in facts.items() if (text := listed(values))]
 
 
 def _rules(length: str, shape: str) -> str:
@@ -45,7 +45,8 @@ def _span(counts: Sequence[int]) -> str:
     return " to ".join(dict.fromkeys(short_count(count) for count in (*counts[:1], *counts[-1:])))
 
 
-def _listed(values: Sequence[str]) -> str:
+def listed(values: Sequence[str]) -> str:
+    """Return the distinct values as text: the first four, and the number of the others."""
     found = [value for value in dict.fromkeys(values) if value]
     more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     return "; ".join(found[:_LISTED]) + more

@@ -310,6 +310,8 @@ MISTAKES = [
     (["evaluate", "nowhere", "--task", "copa", "--limit", "0"], "--limit 0 is too small"),
     (["evaluate", "nowhere", "--corpus", "stdlib", "--limit", "5"], "a corpus is always scored whole"),
     (["report", "nowhere"], "no study in nowhere"),
+    (["site", "nowhere"], "no study in nowhere"),
+    (["site"], "a site needs a study"),
     (["watch", "nowhere", "--port", "70000"], "port 70000 is out of range"),
     (["runs", "nowhere"], "no study in nowhere"),
     (["race", "--arms", "standard", "--threads", "100000"], "threads=100000 is not between 1 and"),

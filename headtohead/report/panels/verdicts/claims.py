@@ -57,13 +57,13 @@ def figure(views: Sequence[View]) -> Figure | None:
     ]
     folded = f"All {len(rows)} claims" if len(rows) > _MAX_OPEN else ""
     table = Table(_HEAD, rows, left=len(_HEAD), folded=folded)
-    links = _links(views[0].path)
+    links = linked_pages(views[0].path)
     if links:
         words += " Pages of the paper's other studies:"
     return Figure("Claims of the paper.", words, table=table, links=links)
 
 
-def _links(path: Path) -> list[tuple[str, str]]:
+def linked_pages(path: Path) -> list[tuple[str, str]]:
     """Return the pages of the paper's other studies, in subdirectories of this one, and of its toy."""
     pages = [page.relative_to(path).as_posix() for page in sorted(path.glob("*/report.html"))]
     found = [(page.partition("/")[0], page) for page in pages]
