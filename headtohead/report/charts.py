@@ -46,6 +46,10 @@ def theme(ink: str, line: str, font: str) -> Row:
     }
 
 
+# CSS variables: a chart switches between light, dark and print without being redrawn.
+PAGE = theme("var(--ink)", "var(--line)", "system-ui, sans-serif")
+
+
 def colors(labels: Sequence[str], baseline: str) -> alt.Scale:
     """Return one color per arm, the same in every chart."""
     others = [label for label in labels if label != baseline]

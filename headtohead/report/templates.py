@@ -21,7 +21,7 @@ from headtohead.common.errors import UserError
 from headtohead.common.files import digest, read_json, write_json
 from headtohead.common.numbers import short_count, short_time
 from headtohead.data.shards import cache_dir
-from headtohead.report.charts import theme
+from headtohead.report.charts import PAGE
 from headtohead.report.facts import COSTS, common_remarks
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.store.manifest import Manifest, metric_label
@@ -61,7 +61,7 @@ def templates() -> jinja2.Environment:
     found = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     found.filters["signed"] = lambda value, digits=4: _shown(value, digits, "+")
     found.filters["fixed"] = _shown
-    found.filters["definition"] = lambda chart: script_json(chart | {"config": _THEME})
+    found.filters["definition"] = lambda chart: script_json(chart | {"config": PAGE})
     found.globals["chart_library"] = chart_library
     found.filters["metric"] = metric_label
     found.filters["common_remarks"] = common_remarks
@@ -88,9 +88,6 @@ def script_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
-
-# CSS variables: a chart switches between light, dark and print without being redrawn.
-_THEME = theme("var(--ink)", "var(--line)", "system-ui, sans-serif")
 
 _MAKE_BUNDLE = """
 import sys, vl_convert

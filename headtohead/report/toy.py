@@ -16,7 +16,7 @@ from headtohead.papers.faster_qk.measure import EDGES
 from headtohead.papers.faster_qk.theory import Point, Reduced
 from headtohead.papers.faster_qk.train import ToyResult
 from headtohead.papers.faster_qk.work import Toy
-from headtohead.report.charts import PALETTE, Row
+from headtohead.report.charts import PAGE, PALETTE, Row
 from headtohead.report.figures import PAPER, as_svg
 from headtohead.report.templates import asset, templates
 
@@ -28,7 +28,8 @@ CAPTIONS = {
     "phases": "Reduced equations: paths of both circuits. Dots mark equal losses, reached at a different point for each ratio.",
     "fixed": "Fixed attention: loss of the output circuit, and the loss reduction per unit of added attention.",
 }
-_SHADES = ("#440154", "#31688e", "#35b779", "#E69F00", "#D55E00")
+_SHADES = ("#8C6BB1", "#3a7cab", "#35b779", "#E69F00", "#D55E00")
+"""Visible on white and on black."""
 _PNG_SCALE = 3
 _ADAM = "Adam "
 
@@ -64,10 +65,11 @@ def write_toy(path: Path, toy: Toy, progress: Callable[[str, float], None]) -> P
     definitions = draw_toy(toy)
     for count, (name, definition) in enumerate(definitions.items()):
         progress("drawing", count / len(definitions))
-        svg = as_svg(definition, PAPER, width=definition.pop("width", 560))
+        width = definition.pop("width", 560)
+        svg = as_svg(definition, PAPER, width)
         write_atomic(folder / f"toy-{name}.svg", svg)
         write_atomic(folder / f"toy-{name}.png", vl_convert.svg_to_png(svg, scale=_PNG_SCALE))
-        pictures.append((CAPTIONS[name], svg))
+        pictures.append((CAPTIONS[name], as_svg(definition, PAGE, width)))
     template = templates().get_template("toy.html.jinja")
     failed = [finding for finding in toy.findings if not finding.holds]
     shown = {"toy": toy, "pictures": pictures, "failed": failed}
@@ -207,7 +209,7 @@ def phases(toy: Toy) -> Any:
         contours.encode(detail="loss:N", order="qk:Q"),
         chart(paths).mark_line(strokeWidth=2.2).encode(color=color, order="ov:Q"),
         chart(points).mark_point(filled=True, size=42, opacity=1).encode(color=color),
-        chart(labeled).mark_text(dy=14, fontSize=11, color="#57606a").encode(text="loss:N"),
+        chart(labeled).mark_text(dy=14, fontSize=11, color="#8c959f").encode(text="loss:N"),
     ).properties(height=340)
 
 

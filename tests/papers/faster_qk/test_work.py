@@ -60,6 +60,8 @@ def test_charts_and_page_exist_and_need_no_script(folder: Path) -> None:
     page = (folder / "toy.html").read_text()
     assert page.count("<svg") == len(names)
     assert "<script" not in page
+    assert 'fill="var(--ink)"' in page, "charts follow the page's light or dark colors"
+    assert "data-theme" not in page.partition("<style>")[0]
 
 
 def test_finished_runs_are_not_trained_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
