@@ -42,7 +42,7 @@ function curves(contests) {
 function show(state) {
   find("trouble").textContent = state?.trouble ?? state?.waiting ?? "";
   find("progress").hidden = !state?.counts;
-  if (state?.waiting) document.title = "waiting – headtohead";
+  if (state?.waiting) document.title = find("name").textContent = "Waiting for a study";
   if (!state?.counts) return;
   document.title = `${Math.floor(100 * state.share)} % – ${state.name}`;
   find("name").textContent = state.name;

@@ -12,6 +12,7 @@ pytest.importorskip("altair")
 from headtohead.evaluation.logged_row import LoggedRow
 from headtohead.model.sizes import SIZES
 from headtohead.report import gather
+from headtohead.report.facts import shown_costs, study_facts
 from headtohead.report.gather import ArmFacts, arm_rows, configuration, drawn_labels
 from headtohead.report.panels.base import View
 from headtohead.report.panels.training import cost, curves, rates
@@ -20,7 +21,7 @@ from headtohead.report.panels.training.curves import curve_rows
 from headtohead.report.panels.verdicts import forest, ratios, seeds
 from headtohead.report.panels.verdicts.ratios import ratio_rows
 from headtohead.report.panels.verdicts.seeds import seed_rows
-from headtohead.study.store.manifest import Contest, Manifest, Rate
+from headtohead.study.store.manifest import Contest, Entry, Manifest, Rate
 from headtohead.study.store.result import Cost
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.training.circuit_rates import recorded_rules
@@ -90,6 +91,49 @@ def test_the_pareto_front() -> None:
     assert not any(row["front cache"] for row in means)
     assert len(seeds) == 4
     assert cost_rows([ArmFacts("a", "a", None, 0, {}, [], {})]) == ([], [])
+
+
+def test_names_in_the_chart_of_costs_do_not_overlap() -> None:
+    means = [{"arm": f"arm {index}", "value": 2.0 + 0.001 * index, "cache": 5} for index in range(5)]
+    means.append({"arm": "far", "value": 3.0, "cache": 10})
+    seeds = [{"value": row["value"]} for row in means]
+    cost.label_rows(means, seeds, {"cache": (0.0, 10.0)})
+    placed = [(row.get("side cache"), row.get("dy cache")) for row in means]
+    # Two lines on each side of the dot; there is no place for the fifth name.
+    assert placed[:5] == [("left", -14), ("left", 14), ("right", -14), ("right", 14), (None, None)]
+    assert placed[5] == ("right", -14)
+
+
+def test_facts_of_several_contests_are_listed_once() -> None:
+    contests = [
+        Contest(name, name, "nano", shape, "flops") for name in "abcde" for shape in ("as_is", "params")
+    ]
+    entries = tuple(Entry(f"{index}", "x", 1, contest) for index, contest in enumerate(contests))
+    manifest = Manifest("s", (("x", "x"),), "x", None, 0.01, (1, 2), entries)
+    specs = [run_spec(training=TrainSettings(tokens=tokens, batch=10)) for tokens in (2000, 1000, 1500)]
+    days = [{"dates": "2026-01-02, 2026-01-04"}, {"dates": "2026-01-03"}]
+    assert study_facts(manifest, specs, days) == [
+        ("dataset", "a; b; c; d and 1 more"),
+        ("size", "nano"),
+        ("tokens per run", "1k to 2k"),
+        ("seeds", "2 paired"),
+        ("rules", "equal flops; equal flops and parameters"),
+        ("date", "2026-01-02 to 2026-01-04"),
+    ]
+    assert ("date", "") not in study_facts(manifest, [], [])
+
+
+def test_costs_are_multiples_of_the_baselines() -> None:
+    arms = [facts("base", {1: 1.0}), facts("arm", {1: 1.0}), facts("bare", {1: 1.0})]
+    for arm, cache in zip(arms, (512, 128, None), strict=True):
+        arm.spec = run_spec(cache_bytes_per_token=cache, flops_per_token=1500.0)
+    arms[2].costs.clear()
+    words = {label: [cost.words for cost in row] for label, row in shown_costs(arms, "base").items()}
+    assert words == {
+        "base": ["512", "1.5k", "100k"],
+        "arm": ["0.25x", "1.00x", "1.00x"],
+        "bare": ["no cache", "1.00x", "–"],
+    }
 
 
 def test_equal_and_differing_settings() -> None:

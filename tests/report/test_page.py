@@ -18,6 +18,7 @@ from tests.browser import DARK, MEASURE, WIDTHS, browse, framed, message
 pytest.importorskip("altair")
 from headtohead.report import gather
 from headtohead.report.page import warnings
+from headtohead.study.judge.headline import headline
 from headtohead.study.store.manifest import Contest, Solved
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -121,6 +122,27 @@ def test_the_page_holds_every_panel_and_section(folder: Path) -> None:
     ):
         assert words in page
     assert "parameters are not matched (shape as_is)" in page
+
+
+def test_the_page_begins_with_who_won_the_facts_and_the_cost_beside_each_verdict(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    head, _, rest = page.partition("</header>")
+    result = open_study(folder)
+    assert f'<p class="headline">{headline(result.verdicts)}</p>' in head
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", head))
+    assert facts.pop("dataset") == markupsafe.escape("<b onclick=alert(1)>corpus.txt")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", facts.pop("date"))
+    assert facts == {"size": "nano", "tokens per run": "5.12k", "seeds": "3 paired", "rules": "equal tokens"}
+    table = rest.partition("</table>")[0]
+    assert "<figure" not in table
+    names = re.findall(r"<th\b[^>]*>(.*?)</th>", table)
+    assert names[:8] == [
+        *("arm", "verdict", "bits per byte", "difference", "95 % interval"),
+        *("cache", "FLOPs", "tokens/s"),
+    ]
+    cells = [re.findall(r"<td\b[^>]*>(.*?)</td>", row, re.DOTALL) for row in table.split("<tr")[2:]]
+    assert [row[names.index("cache")] for row in cells] == ["0.50x", "0.50x", "512"]
+    assert all(re.fullmatch(r"[\d.]+(x|k|M)?", cell) for row in cells for cell in row[5:8])
 
 
 def test_a_page_of_many_arms_draws_some_and_lists_all(

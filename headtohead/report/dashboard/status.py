@@ -72,7 +72,7 @@ class StatusReader:
             "active": [{"title": run.title, "state": run.state, "words": run.progress()} for run in active],
             "headline": headline(verdicts) if over else "",
             "report": over and (self.path / REPORT).is_file(),
-            "sentences": [{"verdict": row.verdict, "words": sentence(row)} for row in verdicts],
+            "sentences": [{"verdict": row.verdict, "words": sentence(row, verdicts)} for row in verdicts],
             "contests": _contests(manifest, curves),
         }
         return StudyStatus(facts, curves)

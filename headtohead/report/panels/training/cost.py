@@ -143,7 +143,7 @@ def label_rows(means: list[Row], seeds: list[Row], ends: Mapping[str, tuple[floa
             for side, dy in itertools.product(sides, (-14, 14)):
                 start, y = x if side == "left" else x - long, dy - per_unit * row["value"]
                 free = all(
-                    start > end or start + long < begin or abs(y - at) > _LINE for begin, end, at in taken
+                    start >= end or start + long <= begin or abs(y - at) > _LINE for begin, end, at in taken
                 )
                 if free and start >= 0 and start + long <= _WIDTH:
                     row |= {f"side {name}": side, f"dy {name}": dy}
