@@ -22,9 +22,10 @@ AXIS = "axis"
 """The parameter that holds what the reader selected with a chart's buttons."""
 # Phone width; outside a page a chart has no container and is not narrow.
 NARROW = "containerSize()[0] < 500"
-_LABEL_SIZE = alt.ExprRef(f"{NARROW} ? 11 : 13")
-_NARROW_LABEL = 145
-"""Points of an arm's name on a phone: 24 letters."""
+LONG_NAME = 20
+"""Letters of an arm's name above which two names do not fit beside each other on a phone."""
+_NARROW_LABEL = 160
+"""Points of an arm's name on a phone: 32 small letters."""
 _REFERENCE = "#888"
 _MANY_COLUMNS = 6
 """Number of columns of a grid from which labels are rotated."""
@@ -69,9 +70,21 @@ def legend(lines: bool = False) -> alt.Legend:
         symbolStrokeWidth=3,
         symbolOpacity=1,
         labelLimit=alt.ExprRef(f"{NARROW} ? {_NARROW_LABEL} : 240"),
-        labelFontSize=_LABEL_SIZE,
+        labelFontSize=alt.ExprRef(f"{NARROW} ? 11 : 13"),
         columns=alt.ExprRef(f"{NARROW} ? 2 : containerSize()[0] >= 900 ? 4 : 3"),
     )
+
+
+def in_one_column(legend: alt.Legend) -> alt.Legend:
+    """Return the legend for long names: on a phone one below the other."""
+    legend.columns = alt.ExprRef(f"{NARROW} ? 1 : containerSize()[0] >= 900 ? 3 : 2")
+    legend.labelLimit = 300
+    return legend
+
+
+def header_size(names: Sequence[str]) -> int:
+    """Return the font size of names beside small charts: smaller if one is long."""
+    return 10 if any(len(name) > LONG_NAME for name in names) else 13
 
 
 def verdict_color(orient: Any = "top") -> alt.Color:
@@ -85,7 +98,9 @@ def verdict_color(orient: Any = "top") -> alt.Color:
 def arm_axis(limit: int = 220) -> alt.Axis:
     """Return the axis that names the arms."""
     room = alt.ExprRef(f"{NARROW} ? {_NARROW_LABEL} : {limit}")
-    return alt.Axis(labelFontSize=_LABEL_SIZE, labelLimit=room, domain=False, ticks=False)
+    small = [{"test": f"{NARROW} && length(datum.label) > 22", "value": 9}, {"test": NARROW, "value": 11}]
+    sizes: Any = {"condition": small, "value": 13}
+    return alt.Axis(labelFontSize=sizes, labelLimit=room, domain=False, ticks=False)
 
 
 def tips(*names: str, **forms: str) -> list[alt.Tooltip]:

@@ -12,7 +12,7 @@ from typing import Any
 import altair as alt
 from altair.utils.schemapi import debug_mode
 
-from headtohead.report.charts import Chart, Row, colors
+from headtohead.report.charts import LONG_NAME, Chart, Row, colors, in_one_column
 from headtohead.report.gather import ArmFacts, Results, drawn_labels, gather
 from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.verdict import Verdict
@@ -56,6 +56,8 @@ class View:
 
     def color(self, legend: alt.Legend | None = None) -> alt.Color:
         """Return one color per arm, the same in every chart."""
+        if legend is not None and any(len(label) > LONG_NAME for label in self.labels):
+            legend = in_one_column(legend)
         return alt.Color("arm:N", scale=colors(self.labels, self.manifest.baseline), legend=legend)
 
     def ordered(self, rows: Sequence[Row]) -> list[str]:

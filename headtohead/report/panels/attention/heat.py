@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import altair as alt
 
-from headtohead.report.charts import Chart, Row, named, tips
+from headtohead.report.charts import Chart, Row, header_size, named, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.attention.explain import EXPLANATIONS, found_by_seed
 from headtohead.report.panels.base import Figure, View
@@ -80,7 +80,9 @@ def heat_maps(rows: list[Row], labels: Sequence[str]) -> Chart:
     cells = base.mark_rect(color="#1f8ae0", stroke="#8886", strokeWidth=0.5)
     cells = cells.encode(x=x, y=y, opacity=shade, tooltip=hover)
     text = base.mark_text(fontSize=12).encode(x=x, y=y, text="words:N")
-    header = alt.Header(title=None, labelFontSize=13, labelFontWeight="normal", labelLimit=_SIDE)
+    header = alt.Header(
+        title=None, labelFontSize=header_size(labels), labelFontWeight="normal", labelLimit=_SIDE
+    )
     chart = (
         alt.layer(cells, text)
         .properties(width=_SIDE, height=_SIDE)

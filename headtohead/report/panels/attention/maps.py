@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import altair as alt
 
-from headtohead.report.charts import AXIS, Chart, Row, tips
+from headtohead.report.charts import AXIS, Chart, Row, header_size, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
 from headtohead.study.probes.maps import Maps
@@ -114,7 +114,8 @@ def head_maps(maps: list[Row], tokens: list[Row], arms: list[str]) -> Chart:
     )
     whys = list(dict.fromkeys(row["why"] for row in maps))
     plain: Row = {"title": None, "labelFontSize": 13, "labelFontWeight": "normal", "labelPadding": 4}
-    row_header = alt.Header(labelOrient="left", labelAngle=-90, labelLimit=_SIDE, **plain)
+    small = {"labelFontSize": header_size(arms), "labelLimit": _SIDE}
+    row_header = alt.Header(labelOrient="left", labelAngle=-90, **(plain | small))
     chart = (
         cells.add_params(axis)
         .properties(width=_SIDE, height=_SIDE)

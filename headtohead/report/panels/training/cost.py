@@ -28,7 +28,7 @@ _FAST = ("rate", "decode")
 """Speeds: higher is better."""
 _WIDTH, _HEIGHT = 300, 200
 """Points across the narrowest chart, and down from the best to the worst score, with room for rounded axes."""
-_LABEL, _LETTER, _LINE = 140, 7, 15
+_LABEL, _LETTER, _LINE = 150, 5, 15
 """Points of the longest name, of one of its letters, and of a line of text."""
 _GOOD = {"lower": "low", "higher": "high"}
 
@@ -120,9 +120,8 @@ def quality_against_cost(rows: list[Row], seeds: list[Row], view: View) -> Chart
     for side, shift in (("left", 5), ("right", -5)):
         here = means.transform_filter(f"datum['side ' + {AXIS}] == '{side}'")
         below = alt.ExprRef(f"datum['dy ' + {AXIS}]")
-        text = here.mark_text(
-            align=side, dx=shift, dy=below, fontSize=12, limit=alt.ExprRef(f"{NARROW} ? {_LABEL} : 170")
-        )
+        size, limit = (alt.ExprRef(f"{NARROW} ? {small} : {large}") for small, large in ((9, 12), (160, 240)))
+        text = here.mark_text(align=side, dx=shift, dy=below, fontSize=size, limit=limit)
         layers.append(text.encode(text="arm:N", **place))
     return layered(layers, {"means": rows, "seeds": seeds}, 320, choice)
 
