@@ -251,6 +251,7 @@ class StudyRunner:
             self.store.check_present()
             # The runs are stored; h2h report can write the rest later
             summary.trouble.append(f"cannot write the report to {self.store.path}: {error.strerror}")
+            summary.unreported = True
             self.display.note(summary.trouble[-1])
         return result
 

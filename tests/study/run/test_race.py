@@ -180,7 +180,7 @@ def test_an_interrupt_stops_cleanly_and_prints_how_to_continue(story: Path, tmp_
     processes.until(lambda: list(tmp_path.glob("runs/*/metrics.jsonl")))
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=processes.PATIENCE)[0]
-    assert process.returncode == 0, output
+    assert process.returncode == 3, output
     assert "repeat the same command to continue" in output
     assert list(tmp_path.glob("runs/*/checkpoint/step-*"))
     assert not list(tmp_path.glob("runs/*/lock"))
