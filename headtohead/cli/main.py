@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "watch": "serve a live page about a running study",
     "runs": "list the runs of a study; export and import finished runs",
     "doctor": "check a study directory for damage and repair what is safe",
+    "settings": "list the settings of a study with type, default and one line each",
     "list": "show mechanisms and their options, sizes, corpora, layouts, probes",
     "cost": "show parameters, FLOPs and cache bytes of arms",
     "check": "run the conformance suite on mechanisms",
@@ -141,8 +142,8 @@ def overview(group: str = "") -> str:
     head = "headtohead: fair contests between attention mechanisms\n"
     explained = "\n  h2h COMMAND --help explains a command; --debug shows tracebacks; --version\n"
     codes = (
-        "Exit codes: 0 done; 1 something needs attention; 2 wrong input; 3 race or reproduce stopped with work left,\n"
-        "            by --time-limit or Ctrl-C: the same command continues; 130 another command interrupted\n"
+        "Exit codes: 0 done; 1 something needs attention; 2 wrong input; 3 a race stopped with work left\n"
+        "            by --time-limit or Ctrl-C, the same command continues; 130 another command interrupted\n"
     )
     start = "Start with: h2h race --arms standard sharing:tie=kv --tokens 500k --seeds 3"
     return "\n".join([head, *rows, explained, codes, start])

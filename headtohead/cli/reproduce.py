@@ -22,9 +22,8 @@ def command(
 ) -> int:
     """Run the studies of a paper and decide each of its claims: supported, contradicted or open.
 
-    Direction and size of an effect are judged separately. Started again, it continues. The exit code is 0 when everything
-    has a result, 1 when a study could not be run or runs have no result, and 3 when --time-limit or Ctrl-C stopped it with
-    work left.
+    Direction and size of an effect are judged separately. Started again, it continues. Exit code 3 when --time-limit or
+    Ctrl-C stopped it with work left, 1 when a study could not be run or runs have no result.
 
     Example: h2h reproduce coupled --scale smoke --out races/coupled
 

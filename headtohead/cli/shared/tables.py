@@ -50,6 +50,17 @@ def say_wrapped(text: str) -> None:
     say("\n".join(textwrap.wrap(plain, min(width(), 120), subsequent_indent="  ", break_on_hyphens=False)))
 
 
+def entry(name: str, text: str, column: int, wide: int) -> str:
+    """Return a name with text about it, wrapped from `column` on; a longer name has a line of its own."""
+    spelled = f"  {name}"
+    lines = textwrap.wrap(text, wide - column, break_on_hyphens=False) or [""]
+    if len(spelled) >= column:
+        lines = ["", *lines]
+    return "\n".join(
+        [f"{spelled.ljust(column)}{lines[0]}".rstrip(), *(" " * column + line for line in lines[1:])]
+    )
+
+
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()
 ) -> None:
