@@ -23,16 +23,21 @@ from headtohead.model.sizes import SIZES, find_size
 from headtohead.study.probes import PROBES
 
 
-def catalog() -> dict[str, Any]:
-    """Return mechanisms, sizes, corpora, layouts and probes, JSON-ready."""
-    sizes = []
+def size_rows() -> list[dict[str, Any]]:
+    """Return every size with its dimensions and the parameters of `standard`, JSON-ready."""
+    rows = []
     for name, size in SIZES.items():
         model = Decoder.on_meta(size, parse_layout("standard").layers(size.layers))
         about = {"name": name, "dims": size.dims, "parameters": model.parameter_count()}
-        sizes.append(about | size.as_dict())
+        rows.append(about | size.as_dict())
+    return rows
+
+
+def catalog() -> dict[str, Any]:
+    """Return mechanisms, sizes, corpora, layouts and probes, JSON-ready."""
     return {
         "mechanisms": [describe(kind).as_dict() for kind in builtin_mechanisms().values()],
-        "sizes": sizes,
+        "sizes": size_rows(),
         "corpora": [{"name": name, "about": about} for name, about in corpus_names().items()],
         "layouts": sorted(NAMED_LAYOUTS),
         "probes": [

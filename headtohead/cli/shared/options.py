@@ -51,7 +51,7 @@ class StudyOptions:
         corpus: stdlib, a path or a named corpus, see h2h data list (default: stdlib)
         tasks: tasks instead of a corpus, one contest each: recall:pairs=16 (default: none)
         init_from: run whose weights the models of a task start from (default: none)
-        size: model shapes, see h2h list (default: nano)
+        size: model shapes, see h2h list sizes (default: nano)
         tokens: training tokens per run: 120k, 65M (default: by size, 500k at nano)
         seeds: number of paired seeds, or a list of seeds (default: 5)
         baseline: arm that the others are compared with (default: the first)
@@ -65,7 +65,7 @@ class StudyOptions:
         branches: token counts to decay at, from one trunk per arm and seed (default: none)
         tokenizer: bytes, bpe:VOCABULARY or file:TOKENIZER.json (default: by size)
         precision: arithmetic of training (default: float32)
-        probes: measurements on each trained run, see h2h list --probes (default: none)
+        probes: measurements on each trained run, see h2h list probes (default: none)
         set: other settings, see h2h settings: warmup=0.05, model.bias=all (default: none)
     """
 
