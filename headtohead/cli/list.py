@@ -72,7 +72,7 @@ def _show_all() -> None:
         lines = textwrap.wrap(text, min(width(), 120) - 9, break_on_hyphens=False)
         shown = "\n".join(f"{'' if index else section:<9}{line}" for index, line in enumerate(lines))
         say(shown.replace("\0", " "))
-    say("\nh2h list NAME shows a mechanism with its options, or one of these sections in full.")
+    say("\nh2h list NAME shows a mechanism with its options, or a section in full.")
 
 
 def _show_mechanisms() -> None:
