@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ from headtohead.study.plan.freeze import planned_seeds, populations
 from headtohead.study.plan.plan import Plan, Rates
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.plan.population import TUNING, PopulationPolicy
+from headtohead.study.plan.reuse import with_stored_programs
 from headtohead.study.plan.step_timing import FrozenStepTimes
 from headtohead.study.plan.tuning import (
     MAX_EXTENSIONS,
@@ -78,6 +79,7 @@ class StudyRunner:
         self.display = choose_display(how.quiet)
         self.phases: dict[str, float] = {}
         """Seconds by phase."""
+        self._noted: set[str] = set()
         _check_newer(store)
         if how.population and all(length.startswith("time") for length in spec.lengths) and spec.tune is None:
             raise UserError(
@@ -152,6 +154,7 @@ class StudyRunner:
                 step_times=FrozenStepTimes(self.store.path, self.execution, progress=progress),
                 in_population=self.policy(TUNING if spec.tune is None and self.spec.tune else ""),
             )
+            plan, reused = with_stored_programs(plan, self.store)
             checks = check_plan(
                 plan,
                 self.execution,
@@ -159,7 +162,15 @@ class StudyRunner:
                 apart=self.how.workers > 1,
                 progress=progress,
             )
+        self._note_once(reused)
         return dataclasses.replace(plan, checks=checks)
+
+    def _note_once(self, messages: Iterable[str]) -> None:
+        """Show messages that this execution has not shown yet: tuning and study plan the same files several times."""
+        for message in messages:
+            if message not in self._noted:
+                self._noted.add(message)
+                self.display.note(message)
 
     def tune(self) -> Tuning | StudyResult:
         """Return the tuned rates, running missing trials, or a result without verdicts if that was stopped."""
@@ -195,8 +206,9 @@ class StudyRunner:
         if self.how.retry_failed:
             reset_failed(self.store, ids)
         known, notes = valid_results(self.store, ids)
-        for message in (*notes, *reuse_notes(self.store, plan, known)):
+        for message in notes:
             self.display.note(message)
+        self._note_once(reuse_notes(self.store, plan, known))
         return known
 
     def freeze(self, plan: Plan, manifest: Manifest) -> frozenset[int]:

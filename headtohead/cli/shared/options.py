@@ -50,7 +50,7 @@ class StudyOptions:
         arms: mechanisms with options, layouts, or FILE.py (default: study file)
         corpus: stdlib, a path or a named corpus, see h2h data list (default: stdlib)
         tasks: tasks instead of a corpus, one contest each: recall:pairs=16 (default: none)
-        init_from: run whose weights the models of a task start from (default: none)
+        init_from: run, as STUDY/ARM/SEED, whose weights a task starts from (default: none)
         size: model shapes, see h2h list sizes (default: nano)
         tokens: training tokens per run: 120k, 65M (default: by size, 500k at nano)
         seeds: number of paired seeds, or a list of seeds (default: 5)

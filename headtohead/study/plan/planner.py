@@ -306,6 +306,7 @@ class _Planner:
             start=start.run if start else "",
             start_path=str(start.folder.path.resolve()) if start else "",
             mechanisms=_identities(layers),
+            programs=_programs(layers),
         )
         return _with_training(run, training, dataset), solved
 
@@ -355,6 +356,12 @@ class _Planner:
 def _identities(layers: tuple[Composed, ...]) -> tuple[Any, ...]:
     """Return what identifies each layer; hundreds of runs share the same layers."""
     return tuple(composed.as_dict() for composed in layers)
+
+
+def _programs(layers: tuple[Composed, ...]) -> tuple[tuple[str, str], ...]:
+    """Return source and program of the user code in the layers."""
+    terms = (term for composed in layers for term in composed.terms if term.program)
+    return tuple(sorted({(term.source, term.program) for term in terms}))
 
 
 def _of_length(run: RunSpec, tokens: int, dataset: Dataset) -> RunSpec:
