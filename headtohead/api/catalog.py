@@ -16,6 +16,7 @@ from headtohead.mechanisms.contract.base import Mechanism
 from headtohead.mechanisms.contract.describe import describe
 from headtohead.mechanisms.contract.registry import Kind, builtin_mechanisms
 from headtohead.mechanisms.contract.terms import Composed, Term
+from headtohead.mechanisms.contract.user_code import user_errors
 from headtohead.model.check import Verification, check_composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import NAMED_LAYOUTS, parse_layout
@@ -76,7 +77,8 @@ def cost(
         raise UserError(f"batch={batch} must be at least 1")
     shape = find_size(size)
     layout = parse_layout(arm)
-    facts = arm_cost(shape, layout.layers(shape.layers), context, batch=batch)
+    with user_errors(layout.text):
+        facts = arm_cost(shape, layout.layers(shape.layers), context, batch=batch)
     return {"arm": layout.text, "label": layout.label, "size": size, "dims": shape.dims} | facts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from headtohead.mechanisms.contract.base import Mechanism, Shape, default_label
 from headtohead.mechanisms.contract.options import build_options, options_as_dict
 from headtohead.mechanisms.contract.projected import Projected, Stage
 from headtohead.mechanisms.contract.registry import Kind, adopt, find_mechanism, load_mechanism
+from headtohead.mechanisms.contract.user_code import user_errors
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,8 @@ class Composed:
         if shape.positions not in base.kind.supports.positions:
             name, able = base.kind.name, ", ".join(sorted(base.kind.supports.positions))
             raise UserError(f"{name} does not support positions={shape.positions}; it supports {able}")
-        mechanism = base.kind(shape, base.options)
+        with user_errors(kind=base.kind) if base.user_code else nullcontext():
+            mechanism = base.kind(shape, base.options)
         mechanism.shape, mechanism.options = shape, base.options
         for term in self.stages:
             if not isinstance(mechanism, Projected):
@@ -154,7 +157,8 @@ class Composed:
                     f"{base.text} has no separate evolve stage, so {term.text} cannot be added to it"
                 )
             assert issubclass(term.kind, Stage)
-            mechanism.add_stage(term.kind(shape, term.options))
+            with user_errors(kind=term.kind) if term.user_code else nullcontext():
+                mechanism.add_stage(term.kind(shape, term.options))
         return mechanism
 
 

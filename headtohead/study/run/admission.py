@@ -22,12 +22,14 @@ from headtohead.common.files import canonical_json, digest, read_json, write_jso
 from headtohead.common.worker_process import WorkerProcess
 from headtohead.data.shards import cache_dir
 from headtohead.mechanisms.contract.terms import Composed
+from headtohead.mechanisms.contract.user_code import located, user_frame
 from headtohead.model.check.gate import GateResult
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.plan.dataset import dataset_of
 from headtohead.study.plan.execution import ExecutionSettings, micro_batch
 from headtohead.study.plan.plan import Plan
 from headtohead.study.run.gate import check_causality_halving, has_user_code, trial_of
+from headtohead.study.run.training import out_of_memory
 from headtohead.study.store.manifest import Check
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import RunDirectory
@@ -100,8 +102,11 @@ def check_run(spec: RunSpec, execution: ExecutionSettings, layers: Sequence[Comp
             micro = execution.micro or micro_batch(size, batches.sequences, device)
             trial = trial_of(dataset, batches, size.context, training.precision, micro, device)
             return check_causality_halving(model, trial, shake=True)
-    except Exception as error:  # its runs will fail the same way and be recorded as failed
-        return _unchecked(first_line(error))
+    except Exception as error:
+        frame = user_frame(error)
+        if frame is None or out_of_memory(error):  # its runs may fail the same way and are recorded as failed
+            return _unchecked(first_line(error))
+        return GateResult(failed=(located(error, frame),))
 
 
 def _unchecked(reason: str) -> GateResult:
