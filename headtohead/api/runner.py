@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from headtohead.api.notices import budget_notices, design_notices
 from headtohead.api.result import StudyResult, judge_study
 from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.estimate import Work
@@ -88,6 +89,7 @@ class StudyRunner:
 
     def run(self) -> StudyResult:
         """Run everything that has no result yet, then judge and write the report."""
+        self._note_once(design_notices(self.spec))
         if self.execution.compile and self.spec.tasks:
             self.display.note(
                 "compile has no effect on tasks: their batches vary in length, so steps are not compiled"
@@ -102,6 +104,7 @@ class StudyRunner:
         self.display.estimate.spent.clear()  # of the tuning
         with self._phase("prepare"):
             plan = self.plan(self.spec, tuning.rates())
+        self._note_once(self._budget_notices(plan))
         self.store.make()
         known = self.finished(plan)
         manifest = dataclasses.replace(plan.manifest, tuning=tuning.rows)
@@ -231,6 +234,14 @@ class StudyRunner:
             }
             write_document(store.path / "study.json", record)
         return added
+
+    def _budget_notices(self, plan: Plan) -> list[str]:
+        """Return what to say about the time of the runs left; nothing is measured for a quiet study."""
+        if self.how.quiet:
+            return []
+        left = [run for run in plan.runs.values() if not self.store.run(run.id).finished()]
+        with progress_bar("forecasting", self.how.quiet):
+            return budget_notices(self.settings, plan, left, self.execution, self.how.workers)
 
     def _work_after_tuning(self) -> list[Work]:
         """Return the work of the contests, without those whose lengths are measured first."""

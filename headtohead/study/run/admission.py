@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from headtohead.mechanisms.contract.user_code import located, user_frame
 from headtohead.model.check.gate import GateResult
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.plan.dataset import dataset_of
-from headtohead.study.plan.execution import ExecutionSettings, micro_batch
+from headtohead.study.plan.execution import ExecutionSettings, cpu_threads, micro_batch
 from headtohead.study.plan.plan import Plan
 from headtohead.study.run.gate import check_causality_halving, has_user_code, trial_of
 from headtohead.study.run.training import out_of_memory
@@ -94,7 +94,7 @@ def check_run(spec: RunSpec, execution: ExecutionSettings, layers: Sequence[Comp
     device = torch.device(execution.device)
     size, training, seed = spec.size, spec.training, spec.seed
     try:
-        with _threads(execution.threads, device):
+        with cpu_threads(execution.threads, device):
             # The run has no directory yet. Its tokenizer is read from there only if the original file has moved.
             dataset = dataset_of(RunDirectory(Path(spec.id)), spec, execution.data_dir)
             model = dataset.model(size, layers, seed).to(device)
@@ -198,15 +198,3 @@ def _key(plan: Plan, run: RunSpec, execution: ExecutionSettings) -> str:
             }
         )
     )[:32]
-
-
-@contextmanager
-def _threads(count: int, device: torch.device) -> Iterator[None]:
-    """Use as many torch threads as a run does: more threads slow small models down."""
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
