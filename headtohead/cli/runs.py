@@ -37,7 +37,7 @@ def command(
         import_: add the finished runs of such a file (default: none)
     """
     if not places:
-        raise UserError("h2h runs needs a study directory, such as: h2h runs races/quick")
+        raise UserError("DIR is missing (h2h runs --help)")
     if import_ is not None:
         if len(places) > 1:
             raise UserError("--import takes one study directory")

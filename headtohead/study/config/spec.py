@@ -174,7 +174,7 @@ class GivenSettings(msgspec.Struct, rename={"start": "init_from"}):
     name: str = "study"
     """name of the study; its default directory is races/NAME."""
     corpus: _Names = "stdlib"
-    """stdlib, file:PATH or a named corpus (h2h data list); several give one contest each."""
+    """stdlib, a path or a named corpus (h2h data list); several give one contest each."""
     size: _Names = "nano"
     """model shape (h2h list sizes); several give one contest each."""
     seeds: Any = 5
