@@ -17,7 +17,7 @@ def with_stored_programs(plan: Plan, store: Store) -> tuple[Plan, list[str]]:
 
     A stored run keeps its id, which is the hash of the text it was started with.
     """
-    missing = [run for run in plan.runs.values() if run.programs and not store.run(run.id).begun()]
+    missing = [run for run in plan.runs.values() if run.programs and not store.run(run.id).started()]
     if not missing:
         return plan, []
     stored = _stored(store, plan)
@@ -44,10 +44,10 @@ def with_stored_programs(plan: Plan, store: Store) -> tuple[Plan, list[str]]:
 
 
 def _stored(store: Store, plan: Plan) -> dict[str, RunSpec]:
-    """Return the runs of user code that have begun and are not in the plan, by their program."""
+    """Return the runs of user code that have started and are not in the plan, by their program."""
     found = {}
     for folder in store.runs():
-        if folder.id in plan.runs or not folder.begun():
+        if folder.id in plan.runs or not folder.started():
             continue
         try:
             spec = folder.spec()

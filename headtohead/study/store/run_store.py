@@ -128,7 +128,7 @@ class RunDirectory:
         """Return whether a result exists, without checking its content."""
         return (self.path / "result.json").is_file()
 
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Return whether the run has a result or a directory of checkpoints."""
         return self.finished() or self.checkpoints.is_dir()
 
