@@ -215,7 +215,7 @@ def test_memory_that_runs_out_in_the_check_is_a_warning(story: Path, monkeypatch
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(admission, "check_causality_halving", full)
-    (found,) = checks(study(story, "Copy"))
+    (found,) = checks(study(story, "Copy", batch=192))  # not in the cache
     assert "it could not be checked before training: no room" in found.warnings[0]
 
 
