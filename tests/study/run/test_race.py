@@ -226,6 +226,20 @@ def test_an_edited_file_is_reported(story: Path, tmp_path: Path, capsys: pytest.
         assert out.count(f"{mine} has changed: its runs start from scratch") == expected
 
 
+@pytest.mark.slow
+def test_a_tuned_study_reports_an_edited_file_once(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(Path("examples/prefix_mean.py").read_text())
+    settings = {"arms": [f"{mine}:PrefixMean"], "tune": {"lr": [1e-3, 2e-3, 4e-3], "tokens": 512}}
+    given = {key: value for key, value in (SMALL | settings | {"seeds": 1}).items() if key != "lr"}
+    h2h.Study(corpus=f"file:{story}", **given).run(tmp_path / "out", workers=1, quiet=True)
+    mine.write_text(mine.read_text() + "MORE = 1\n")
+    h2h.Study(corpus=f"file:{story}", **given).run(tmp_path / "out", workers=1)
+    assert capsys.readouterr().out.count("has changed: its runs start from scratch") == 1
+
+
 def test_an_edit_of_comments_or_formatting_reuses_finished_runs(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
