@@ -12,7 +12,6 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from headtohead.api.notices import budget_notices, design_notices
 from headtohead.api.result import StudyResult, judge_study
 from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.estimate import Work
@@ -21,6 +20,7 @@ from headtohead.common.schema import read_document, write_document
 from headtohead.integrations.forwarder import forwarding
 from headtohead.integrations.sinks import Sink
 from headtohead.study.config.spec import StudySpec
+from headtohead.study.judge.notices import budget_notices, design_notices
 from headtohead.study.plan.dataset import split_notes
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.freeze import planned_seeds, populations

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from headtohead.api import notices
-from headtohead.api.notices import budget_notices, design_notices
 from headtohead.api.study import Study
 from headtohead.study.config.spec import build_study
-from headtohead.study.judge import forecast
+from headtohead.study.judge import forecast, notices
 from headtohead.study.judge.forecast import quick_seconds
+from headtohead.study.judge.notices import budget_notices, design_notices
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.plan import Plan
 from headtohead.study.plan.planner import plan_study
