@@ -91,6 +91,8 @@ def main() -> None:
                 peak = max(peak, proportional_bytes(tree(process.pid)))
                 time.sleep(0.5)
         ended = time.time()
+        if process.returncode:  # 3: stopped with runs left, by Ctrl-C
+            sys.exit(process.returncode)
         costs = [json.loads((run.path / "cost.json").read_text()) for run in Store(out).runs()]
         verdicts = [row["verdict"] for row in json.loads((out / "verdicts.json").read_text())]
         workers, seconds = min(os.cpu_count() or 1, len(costs)), ended - began

@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headtohead.cli.shared.exit_codes import ExitCode
 from headtohead.common.files import canonical_json
 from headtohead.study.environment import provenance
 from headtohead.study.store import doctor
@@ -174,9 +175,9 @@ def interrupted_round(
                         tally.problems.append(f"round {tally.rounds}: run {run.id} was written twice")
                         written[run.id] = mark
             if not parent.alive:
-                if parent.process.returncode == 0:
+                if parent.process.returncode == ExitCode.DONE:
                     return
-                tally.exits_with_error += 1
+                tally.exits_with_error += parent.process.returncode != ExitCode.UNFINISHED
                 parent = Parent(study, store, tally, given.workers)
             if time.monotonic() - progressed > STALLED_SECONDS:
                 tally.problems.append(f"round {tally.rounds}: no new result for {STALLED_SECONDS:.0f} s")

@@ -16,6 +16,7 @@ from headtohead.mechanisms.contract.base import Mechanism
 from headtohead.mechanisms.contract.describe import describe
 from headtohead.mechanisms.contract.registry import Kind, builtin_mechanisms
 from headtohead.mechanisms.contract.terms import Composed, Term
+from headtohead.mechanisms.contract.user_code import user_errors
 from headtohead.model.check import Verification, check_composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import NAMED_LAYOUTS, parse_layout
@@ -23,16 +24,21 @@ from headtohead.model.sizes import SIZES, find_size
 from headtohead.study.probes import PROBES
 
 
-def catalog() -> dict[str, Any]:
-    """Return mechanisms, sizes, corpora, layouts and probes, JSON-ready."""
-    sizes = []
+def size_rows() -> list[dict[str, Any]]:
+    """Return every size with its dimensions and the parameters of `standard`, JSON-ready."""
+    rows = []
     for name, size in SIZES.items():
         model = Decoder.on_meta(size, parse_layout("standard").layers(size.layers))
         about = {"name": name, "dims": size.dims, "parameters": model.parameter_count()}
-        sizes.append(about | size.as_dict())
+        rows.append(about | size.as_dict())
+    return rows
+
+
+def catalog() -> dict[str, Any]:
+    """Return mechanisms, sizes, corpora, layouts and probes, JSON-ready."""
     return {
         "mechanisms": [describe(kind).as_dict() for kind in builtin_mechanisms().values()],
-        "sizes": sizes,
+        "sizes": size_rows(),
         "corpora": [{"name": name, "about": about} for name, about in corpus_names().items()],
         "layouts": sorted(NAMED_LAYOUTS),
         "probes": [
@@ -71,7 +77,8 @@ def cost(
         raise UserError(f"batch={batch} must be at least 1")
     shape = find_size(size)
     layout = parse_layout(arm)
-    facts = arm_cost(shape, layout.layers(shape.layers), context, batch=batch)
+    with user_errors(layout.text):
+        facts = arm_cost(shape, layout.layers(shape.layers), context, batch=batch)
     return {"arm": layout.text, "label": layout.label, "size": size, "dims": shape.dims} | facts
 
 

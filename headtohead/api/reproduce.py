@@ -45,6 +45,8 @@ class Reproduction:
     """The combined summary of all studies."""
     trouble: dict[str, str] = field(default_factory=dict)
     """Studies that could not be run, and why."""
+    unstarted: list[str] = field(default_factory=list)
+    """Unfinished studies that were not started because an earlier one was stopped."""
 
     @property
     def study(self) -> StudyResult:
@@ -161,6 +163,8 @@ class _Work:
         found = self.found
         if found.summary.stopped:
             self.read(name, alone)
+            if not self._complete(name):
+                found.unstarted.append(name)
             return
         left = max(0.0, self.end - time.monotonic())
         if name == TOY:
@@ -202,6 +206,13 @@ class _Work:
         except DamagedFile as error:  # the other studies are still judged
             self.absent[name] = str(error)
             self.found.trouble[name] = str(error)
+
+    def _complete(self, name: str) -> bool:
+        """Return whether a study or the toy that was read has every result."""
+        if name == TOY:
+            return self.found.toy is not None and not self.found.toy.left
+        study = self.found.studies.get(name)
+        return study is not None and all(entry.run in study.results for entry in study.manifest.entries)
 
     def _started(self, name: str) -> dict[str, Any]:
         """Return a study's settings, with the folder of the run its models are initialized from."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +20,14 @@ from headtohead.common.schema import read_document, write_document
 from headtohead.integrations.forwarder import forwarding
 from headtohead.integrations.sinks import Sink
 from headtohead.study.config.spec import StudySpec
+from headtohead.study.judge.notices import budget_notices, design_notices
 from headtohead.study.plan.dataset import split_notes
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.freeze import planned_seeds, populations
 from headtohead.study.plan.plan import Plan, Rates
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.plan.population import TUNING, PopulationPolicy
+from headtohead.study.plan.reuse import with_stored_programs
 from headtohead.study.plan.step_timing import FrozenStepTimes
 from headtohead.study.plan.tuning import (
     MAX_EXTENSIONS,
@@ -78,6 +80,7 @@ class StudyRunner:
         self.display = choose_display(how.quiet)
         self.phases: dict[str, float] = {}
         """Seconds by phase."""
+        self._noted: set[str] = set()
         _check_newer(store)
         if how.population and all(length.startswith("time") for length in spec.lengths) and spec.tune is None:
             raise UserError(
@@ -86,6 +89,7 @@ class StudyRunner:
 
     def run(self) -> StudyResult:
         """Run everything that has no result yet, then judge and write the report."""
+        self._note_once(design_notices(self.spec))
         if self.execution.compile and self.spec.tasks:
             self.display.note(
                 "compile has no effect on tasks: their batches vary in length, so steps are not compiled"
@@ -100,6 +104,7 @@ class StudyRunner:
         self.display.estimate.spent.clear()  # of the tuning
         with self._phase("prepare"):
             plan = self.plan(self.spec, tuning.rates())
+        self._note_once(self._budget_notices(plan))
         self.store.make()
         known = self.finished(plan)
         manifest = dataclasses.replace(plan.manifest, tuning=tuning.rows)
@@ -152,6 +157,7 @@ class StudyRunner:
                 step_times=FrozenStepTimes(self.store.path, self.execution, progress=progress),
                 in_population=self.policy(TUNING if spec.tune is None and self.spec.tune else ""),
             )
+            plan, reused = with_stored_programs(plan, self.store)
             checks = check_plan(
                 plan,
                 self.execution,
@@ -159,7 +165,15 @@ class StudyRunner:
                 apart=self.how.workers > 1,
                 progress=progress,
             )
+        self._note_once(reused)
         return dataclasses.replace(plan, checks=checks)
+
+    def _note_once(self, messages: Iterable[str]) -> None:
+        """Show messages that this execution has not shown yet: tuning and study plan the same files several times."""
+        for message in messages:
+            if message not in self._noted:
+                self._noted.add(message)
+                self.display.note(message)
 
     def tune(self) -> Tuning | StudyResult:
         """Return the tuned rates, running missing trials, or a result without verdicts if that was stopped."""
@@ -195,8 +209,9 @@ class StudyRunner:
         if self.how.retry_failed:
             reset_failed(self.store, ids)
         known, notes = valid_results(self.store, ids)
-        for message in (*notes, *reuse_notes(self.store, plan, known)):
+        for message in notes:
             self.display.note(message)
+        self._note_once(reuse_notes(self.store, plan, known))
         return known
 
     def freeze(self, plan: Plan, manifest: Manifest) -> frozenset[int]:
@@ -219,6 +234,14 @@ class StudyRunner:
             }
             write_document(store.path / "study.json", record)
         return added
+
+    def _budget_notices(self, plan: Plan) -> list[str]:
+        """Return what to say about the time of the runs left; nothing is measured for a quiet study."""
+        if self.how.quiet:
+            return []
+        left = [run for run in plan.runs.values() if not self.store.run(run.id).finished()]
+        with progress_bar("forecasting", self.how.quiet):
+            return budget_notices(self.settings, plan, left, self.execution, self.how.workers)
 
     def _work_after_tuning(self) -> list[Work]:
         """Return the work of the contests, without those whose lengths are measured first."""
@@ -251,6 +274,7 @@ class StudyRunner:
             self.store.check_present()
             # The runs are stored; h2h report can write the rest later
             summary.trouble.append(f"cannot write the report to {self.store.path}: {error.strerror}")
+            summary.unreported = True
             self.display.note(summary.trouble[-1])
         return result
 

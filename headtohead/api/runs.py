@@ -203,9 +203,11 @@ def _trusted_layers(spec: RunSpec, trust_files: bool) -> list[Composed]:
     if files and not trust_files:
         raise UserError(f"this run executes {files[0]}; allow it with trust_files=True (--trust-files)")
     layers = layers_of(spec)
+    programs = dict(spec.programs)
     for composed, known in zip(layers, spec.mechanisms, strict=True):
-        for now, then in zip(composed.as_dict(), known, strict=True):
-            if now.get("source") != then.get("source"):
+        for term, then in zip((composed.base, *composed.stages), known, strict=True):
+            source = then.get("source", "")
+            if term.source != source and (not term.program or term.program != programs.get(source)):
                 raise UserError(
                     f"{composed.text} has changed since this run was trained; restore the file to load its weights"
                 )

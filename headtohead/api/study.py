@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -20,6 +20,7 @@ from headtohead.common.progress import progress_bar
 from headtohead.common.terminal import say
 from headtohead.integrations.sinks import Sink, find_sinks
 from headtohead.study.config.folder import check_same_study, default_folder
+from headtohead.study.config.settings import Arms, StudySettings
 from headtohead.study.config.shipped import find_study
 from headtohead.study.config.spec import (
     StudySpec,
@@ -42,7 +43,8 @@ class Study:
     >>> Study(arms=["standard", "sharing:tie=kv"], tokens="500k").run(out="races/mine").verdicts
     """
 
-    def __init__(self, arms: Sequence[Any] | None = None, **settings: Any) -> None:
+    def __init__(self, arms: Arms | None = None, **settings: Unpack[StudySettings]) -> None:
+        """`settings` are those that `h2h settings` lists."""
         given = list(arms) if isinstance(arms, Iterable) and not isinstance(arms, str | Mapping) else arms
         self.values: dict[str, Any] = with_stored_names(
             dict(settings) | ({} if given is None else {"arms": given})
@@ -56,10 +58,11 @@ class Study:
         return f"Study({spec.name!r}: {arms}; {seeds}; {data}; {sizes})"
 
     @classmethod
-    def from_file(cls, path: str | Path, **changes: Any) -> Study:
-        """Return the study of a TOML file, or a shipped one by name; `changes` override its settings."""
+    def from_file(cls, path: str | Path, arms: Arms | None = None, **changes: Unpack[StudySettings]) -> Study:
+        """Return the study of a TOML file, or a shipped one by name; `arms` and `changes` override its settings."""
         file = find_study(path)
-        return cls(**{"name": file.stem, **changed_settings(read_study(file), changes)})
+        own = {} if arms is None else {"arms": arms}
+        return cls(**{"name": file.stem, **changed_settings(read_study(file), {**changes, **own})})
 
     @old_names(seconds="time_limit", stack="population")
     def run(

@@ -26,7 +26,7 @@ def command(
 
     Args:
         arms: mechanisms with options, or layouts
-        size: model shape, see h2h list
+        size: model shape, see h2h list sizes
         context: context length in tokens (default: by size)
         batch: sequences that share per-batch work, such as the pass of a companion
         json_: print one JSON document

@@ -34,7 +34,7 @@ def command(
     A run that was trained on a task is scored on that task when neither --corpus nor --task is given.
 
     Args:
-        run: run directory, or STUDY/ID
+        run: STUDY/ARM/SEED, STUDY/ID or run directory
         corpus: stdlib, a path, or a named corpus (default: none)
         task: lambada, arc_easy, arc_challenge, boolq, copa, piqa, winogrande, rte, marvin_linzen,
             gulordava, arithmetic, or all (default: none)

@@ -28,7 +28,7 @@ def command(
     Several runs are treated as seeds of one arm.
 
     Args:
-        runs: run directories, or STUDY/ID
+        runs: STUDY/ARM/SEED, STUDY/ID or run directories
         task: task with relevant tokens marked, see h2h data list (default: the task of the runs)
         split: split of the task
         limit: examples to use, spread evenly over the split; 0: all
@@ -36,7 +36,7 @@ def command(
         json_: print one JSON document
     """
     if not runs:
-        raise UserError("h2h explain needs a run, such as: h2h explain STUDY/ID")
+        raise UserError("h2h explain needs a run, such as: h2h explain races/quick/standard/1")
     if limit < 0:
         raise UserError(f"--limit {limit} is too small; 0 means all")
     found = api.explain(runs, task, split=split, limit=limit, seed=seed, quiet=json_, **model.arguments())

@@ -25,10 +25,10 @@ def command(
 ) -> None:
     """Generate text with a trained run: prefill the prompt, then decode from the cache.
 
-    Example: h2h generate races/quick/0f3a --prompt "def main("
+    Example: h2h generate races/quick/standard/1 --prompt "def main("
 
     Args:
-        run: run directory, or STUDY/ID
+        run: STUDY/ARM/SEED, STUDY/ID or run directory
         prompt: text to continue (required)
         tokens: tokens to generate
         temperature: sampling temperature; 0: greedy

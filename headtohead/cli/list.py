@@ -2,17 +2,105 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
 from headtohead import api
+from headtohead.api.catalog import size_rows
 from headtohead.cli.shared.options import Json, flag
 from headtohead.cli.shared.pages import option_values, write_pages
-from headtohead.cli.shared.tables import print_table
+from headtohead.cli.shared.tables import print_table, say_wrapped, width
+from headtohead.common.errors import UserError, unknown
+from headtohead.common.numbers import short_count
 from headtohead.common.terminal import say, say_json
 from headtohead.data.corpora import corpus_names
+from headtohead.mechanisms.contract.describe import Description, describe
 from headtohead.mechanisms.contract.options import value_text
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
+from headtohead.model.layout import NAMED_LAYOUTS, parse_layout
 from headtohead.study.probes import PROBES
+
+
+def command(
+    name: Annotated[str, flag("NAME")] = "",
+    *,
+    json_: Json = False,
+    pages: Annotated[Path | None, flag("DIR")] = None,
+    probes: bool = False,
+) -> None:
+    """Show what a study can name on one screen, or one mechanism with its options, or one section in full.
+
+    Example: h2h list sharing
+
+    Args:
+        name: a mechanism, FILE.py:Class, or a section: mechanisms, sizes, corpora, layouts, probes (default: all)
+        json_: print one JSON document with everything
+        pages: write one Markdown page per mechanism into this directory instead (default: none)
+        probes: the same as h2h list probes
+    """
+    name = "probes" if probes and not name else name
+    if pages is not None:
+        say(f"{len(write_pages(pages))} pages written to {pages}")
+    elif json_ and (not name or name in SECTIONS):
+        everything = api.catalog()
+        say_json({name: everything[name]} if name else everything, indent=1)
+    elif not name:
+        _show_all()
+    elif name in SECTIONS:
+        SECTIONS[name]()
+    elif json_:
+        say_json(_described(name).as_dict(), indent=1)
+    else:
+        _show_mechanism(_described(name))
+
+
+def _show_all() -> None:
+    """Print one line per mechanism and the names of everything else."""
+    _show_mechanisms()
+    say()
+    listed: dict[str, Iterable[str]] = {
+        "sizes": (f"{row['name']} {short_count(row['parameters'])}" for row in size_rows()),
+        "corpora": corpus_names(),
+        "layouts": (*(f"{name}(x)" for name in sorted(NAMED_LAYOUTS)), "(a b)*3", "a*6"),
+        "probes": PROBES,
+    }
+    for section, names in listed.items():
+        # A name is not separated from what follows it.
+        text = ", ".join(name.replace(" ", "\0") for name in names)
+        lines = textwrap.wrap(text, min(width(), 120) - 9, break_on_hyphens=False)
+        shown = "\n".join(f"{'' if index else section:<9}{line}" for index, line in enumerate(lines))
+        say(shown.replace("\0", " "))
+    say("\nh2h list NAME shows a mechanism with its options, or a section in full.")
+
+
+def _show_mechanisms() -> None:
+    say("mechanisms")
+    wide = max(map(len, builtin_mechanisms())) + 4
+    for name, kind in builtin_mechanisms().items():
+        summary = textwrap.shorten(describe(kind).summary, min(width(), 120) - wide, placeholder=" …")
+        say(f"{f'  {name}':<{wide}}{summary}")
+
+
+def _show_sizes() -> None:
+    rows = [(row["name"], f"{row['parameters']:,}", row["dims"]) for row in size_rows()]
+    columns = ("size", "parameters (standard)", "width/layers/heads/feed-forward")
+    print_table("", columns, rows, right=("parameters (standard)",))
+
+
+def _show_corpora() -> None:
+    print_table("", ("corpus", "contents"), corpus_names().items())
+
+
+def _show_layouts() -> None:
+    """Print which layers each named layout gives to x in a model of eight."""
+    rows = []
+    for name in sorted(NAMED_LAYOUTS):
+        others = [str(layer) for layer in range(1, 9) if layer not in NAMED_LAYOUTS[name](8)]
+        rows.append((f"{name}(x)", ", ".join(others)))
+    print_table("", ("layout", "layers of x in a model of 8; the others are standard"), rows)
+    say("\n(a b)*3 and a*6 give every layer; a b repeats until the model is full.")
 
 
 def _show_probes() -> None:
@@ -21,41 +109,38 @@ def _show_probes() -> None:
     print_table('probes, as probes = ["indicators", "tasks:lambada"] or --probes', columns, rows)
 
 
-def command(
-    *, json_: Json = False, pages: Annotated[Path | None, flag("DIR")] = None, probes: bool = False
-) -> None:
-    """Show mechanisms with their options, sizes, corpora, named layouts and probes.
+SECTIONS: dict[str, Callable[[], None]] = {
+    "mechanisms": _show_mechanisms,
+    "sizes": _show_sizes,
+    "corpora": _show_corpora,
+    "layouts": _show_layouts,
+    "probes": _show_probes,
+}
 
-    Args:
-        json_: print one JSON document
-        pages: write one Markdown page per mechanism into this directory instead (default: none)
-        probes: show only the probes
-    """
-    if pages is not None:
-        say(f"{len(write_pages(pages))} pages written to {pages}")
-        return
-    if probes and not json_:
-        _show_probes()
-        return
-    everything = api.catalog()
-    if json_:
-        say_json(everything, indent=1)
-        return
-    for mechanism in everything["mechanisms"]:
-        rows = [
-            (option["name"], value_text(option["default"]), option_values(option), option["help"])
-            for option in mechanism["options"]
-        ]
-        title = f"{mechanism['name']}: {mechanism['summary']}"
-        if mechanism["alone"]:
-            title += f" Its runs cannot be rows of a population: {mechanism['alone']}"
-        if rows:
-            print_table(title, ("option", "default", "values", "description"), rows)
-        else:
-            say(title)
-    sizes = [(size["name"], f"{size['parameters']:,}", size["dims"]) for size in everything["sizes"]]
-    columns = ("size", "parameters (standard)", "width/layers/heads/feed-forward")
-    print_table("sizes", columns, sizes, right=("parameters (standard)",))
-    print_table("corpora", ("corpus", "contents"), corpus_names().items())
-    _show_probes()
-    say("layouts: " + ", ".join(f"{name}(x)" for name in everything["layouts"]) + ", (a b)*3, a*6")
+
+def _described(name: str) -> Description:
+    if ".py:" in name:
+        return describe(parse_layout(name).pattern[0].terms[0].kind)
+    if ":" in name:
+        raise UserError(f"'{name}' has options; h2h list {name.partition(':')[0]} shows all it takes")
+    if name not in builtin_mechanisms():
+        raise unknown("mechanism or section", name, [*builtin_mechanisms(), *SECTIONS])
+    return describe(builtin_mechanisms()[name])
+
+
+def _show_mechanism(found: Description) -> None:
+    say_wrapped(f"{found.name}: {found.summary}")
+    if found.alone:
+        say_wrapped(f"Its runs cannot be rows of a population: {found.alone}")
+    rows = [
+        (option["name"], value_text(option["default"]), option_values(option), option["help"])
+        for option in found.options
+    ]
+    if rows:
+        print_table("", ("option", "default", "values", "description"), rows)
+        choices = found.options[0]["choices"] or ("VALUE",)
+        say(f"\nas an arm: {found.name}:{rows[0][0]}={value_text(choices[-1])}")
+    else:
+        say("It has no options.")
+    if found.name in builtin_mechanisms():
+        say(f"idea, equation and claims: docs/mechanisms/{found.name}.md; costs: h2h cost {found.name}")

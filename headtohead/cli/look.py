@@ -23,10 +23,10 @@ def command(
 ) -> None:
     """Write a page that shows what a run attends to in a text, head by head; two runs side by side.
 
-    Example: h2h look races/quick/0f3a --text "the cat sat on the mat"
+    Example: h2h look races/quick/standard/1 --text "the cat sat on the mat"
 
     Args:
-        runs: one or two runs, each a directory or STUDY/ID
+        runs: one or two runs: STUDY/ARM/SEED, STUDY/ID or run directory
         text: text to read, cut from the left to the context (default: an example of the task)
         task: task whose example is read, its relevant tokens underlined (default: the task of the run)
         example: index of the example
@@ -34,7 +34,7 @@ def command(
         out: page to write
     """
     if not runs:
-        raise UserError('h2h look needs a run, such as: h2h look STUDY/ID --text "the cat sat"')
+        raise UserError('h2h look needs a run, such as: h2h look races/quick/standard/1 --text "the cat sat"')
     page = api.look(runs, text, task=task, example=example, split=split, out=out, **model.arguments())
     if output_target(page) is not None:  # nothing follows a page on standard output
         say(page)

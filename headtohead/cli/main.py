@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import headtohead
+from headtohead.cli.shared.exit_codes import ExitCode
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.terminal import close_streams, open_streams, say
 from headtohead.common.text import check_unicode
@@ -22,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "watch": "serve a live page about a running study",
     "runs": "list the runs of a study; export and import finished runs",
     "doctor": "check a study directory for damage and repair what is safe",
+    "settings": "list the settings of a study with type, default and one line each",
     "list": "show mechanisms and their options, sizes, corpora, layouts, probes",
     "cost": "show parameters, FLOPs and cache bytes of arms",
     "check": "run the conformance suite on mechanisms",
@@ -74,14 +76,14 @@ def _exit_code(words: list[str]) -> int:
         return code
     except KeyboardInterrupt:
         say(f"\nh2h: interrupted; {_kept(words)}", file=sys.stderr)
-        return 130
+        return ExitCode.UNFINISHED if words[:1] in (["race"], ["reproduce"]) else ExitCode.INTERRUPTED
     except BrokenPipeError:
         raise
     except (UserError, UnicodeEncodeError, OSError) as error:
         if debug:
             raise
         say(f"h2h: {' '.join(_message(error).split())}", file=sys.stderr)
-        return 2
+        return ExitCode.USAGE
 
 
 def _message(error: Exception) -> str:
@@ -139,5 +141,9 @@ def overview(group: str = "") -> str:
     rows = [f"  h2h {name:<17} {line}" for name, line in COMMANDS.items() if name.startswith(group)]
     head = "headtohead: fair contests between attention mechanisms\n"
     explained = "\n  h2h COMMAND --help explains a command; --debug shows tracebacks; --version\n"
+    codes = (
+        "Exit codes: 0 done; 1 something needs attention; 2 wrong input; 3 a race stopped with work left\n"
+        "            by --time-limit or Ctrl-C, the same command continues; 130 another command interrupted\n"
+    )
     start = "Start with: h2h race --arms standard sharing:tie=kv --tokens 500k --seeds 3"
-    return "\n".join([head, *rows, explained, start])
+    return "\n".join([head, *rows, explained, codes, start])

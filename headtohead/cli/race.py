@@ -17,7 +17,8 @@ def command(
     extend: bool = False,
     track: Annotated[tuple[str, ...], flag("TRACKER")] = (),
 ) -> int:
-    """Run a study: train every arm on every seed, judge, report. Started again, it continues.
+    """Run a study: train every arm on every seed, judge, report. Started again, it continues. Exit code 3 when --time-limit
+    or Ctrl-C stopped it with work left.
 
     Example: h2h race --arms standard sharing:tie=kv ./mine.py:Mine --tokens 500k --out races/mine
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from headtohead import api
+from headtohead.cli.shared.exit_codes import ExitCode
 from headtohead.cli.shared.options import RunOptions, flag
 from headtohead.cli.shared.results import show_left, show_result
 from headtohead.cli.shared.tables import print_table
@@ -21,7 +22,8 @@ def command(
 ) -> int:
     """Run the studies of a paper and decide each of its claims: supported, contradicted or open.
 
-    Direction and size of an effect are judged separately. Started again, it continues.
+    Direction and size of an effect are judged separately. Started again, it continues. Exit code 3 when --time-limit or
+    Ctrl-C stopped it with work left, 1 when a study could not be run or runs have no result.
 
     Example: h2h reproduce coupled --scale smoke --out races/coupled
 
@@ -50,4 +52,9 @@ def command(
     say(f"claims:   {found.path}")
     for name, reason in found.trouble.items():
         say(f"study {name} was not run: {reason}")
-    return max(show_left(found.summary), int(bool(found.trouble)))
+    for name in found.unstarted:
+        say(f"study {name} was not started; repeat the same command to continue")
+    code = show_left(found.summary)
+    if found.unstarted:
+        return ExitCode.UNFINISHED
+    return max(code, ExitCode.PROBLEM) if found.trouble else code

@@ -46,3 +46,8 @@ def check_values(value: Any, name: str, depth: int = 0) -> None:
             if key is not None:
                 check_plain(str(key), f"a key of {name}" if name else "a setting")
             check_values(item, ".".join(filter(None, (name, None if key is None else str(key)))), depth + 1)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return `1 run` or `2 runs`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

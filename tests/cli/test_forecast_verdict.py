@@ -62,7 +62,7 @@ def test_verdict_judges_a_table_and_writes_only_where_it_is_told(
     words = ("verdict", str(file), "--arm", "arm", "--seed", "seed", "--metric", "loss")
     run(*words)
     out = capsys.readouterr().out
-    assert "b is worse than a by" in out
+    assert "Nobody beat a: 1 worse." in out
     assert "verdicts.json" not in out
     assert [path.name for path in tmp_path.iterdir()] == ["runs.csv"]
     run(*words, "--better", "higher", "--json")

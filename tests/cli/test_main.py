@@ -4,6 +4,7 @@ import io
 import json
 import lzma
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from safetensors.torch import save
 import headtohead as h2h
 from headtohead.cli.main import COMMANDS, main
 from headtohead.common.errors import UserError
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.study.store.run_store import Store
 from headtohead.training.checkpoint import read_tensors
 
@@ -157,8 +159,9 @@ def test_a_run_is_scored_on_tasks(raced: Path, tmp_path: Path, capsys: pytest.Ca
 def test_list_shows_everything_a_study_can_name(capsys: pytest.CaptureFixture[str]) -> None:
     run("list")
     out = capsys.readouterr().out
-    for word in ("standard", "sharing", "diagonal", "kv_heads", "117,056", "enwik8", "even(x)"):
+    for word in ("standard", "sharing", "diagonal", "nano 117k", "enwik8", "even(x)", "indicators"):
         assert word in out
+    assert "kv_heads" not in out
     run("list", "--json")
     everything = json.loads(capsys.readouterr().out)
     assert everything == json.loads(json.dumps(h2h.catalog()))
@@ -172,6 +175,45 @@ def test_list_shows_everything_a_study_can_name(capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert "indicators" in out
     assert "diagonal" not in out
+
+
+def test_the_list_is_one_screen_of_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headtohead.cli.list.width", lambda: 80)
+    run("list")
+    lines = capsys.readouterr().out.splitlines()
+    assert 24 <= len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    for name in builtin_mechanisms():
+        assert sum(line.startswith(f"  {name} ") for line in lines) == 1
+
+
+def test_the_list_shows_one_mechanism_or_one_section(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run("list", "standard")
+    out = capsys.readouterr().out
+    assert all(
+        word in out for word in ("Softmax attention", "kv_heads", "qk_norm", "docs/mechanisms/standard.md")
+    )
+    assert "diagonal" not in out
+    run("list", "sizes")
+    out = capsys.readouterr().out
+    assert "117,056" in out
+    assert "enwik8" not in out
+    run("list", "layouts")
+    assert re.search(r"even\(x\) +1, 3, 5, 7", capsys.readouterr().out)
+    run("list", "corpora", "--json")
+    assert list(json.loads(capsys.readouterr().out)) == ["corpora"]
+    run("list", "standard", "--json")
+    assert json.loads(capsys.readouterr().out)["name"] == "standard"
+    run("list", "examples/prefix_mean.py:PrefixMean")
+    assert "The mean of all values so far" in capsys.readouterr().out
+    run("list", "standart", code=2)
+    assert "did you mean 'standard'?" in capsys.readouterr().err
+    run("list", "sharing:tie=kv", code=2)
+    assert "h2h list sharing shows all it takes" in capsys.readouterr().err
 
 
 def test_probes_of_a_race_are_named_by_a_flag(

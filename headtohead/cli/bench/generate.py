@@ -21,7 +21,7 @@ class Options(BenchOptions):
     Args:
         arms: arms to time; ratios refer to the first
         peers: peers of the same shape; none when no name follows
-        size: model shape, see h2h list; its context is extended to the text
+        size: model shape, see h2h list sizes; its context is extended to the text
         batch: sequences
         cached: prompt tokens
         new: tokens to generate; the first comes from the prefill

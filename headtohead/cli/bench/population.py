@@ -34,7 +34,7 @@ class Options(BenchOptions):
 
     Args:
         seeds: rows of the population; each number is one measurement
-        size: model shape, see h2h list
+        size: model shape, see h2h list sizes
         arms: arms to time, one measurement each
         batch: tokens per step of each row
         rounds: rounds per contender; medians are shown

@@ -34,7 +34,7 @@ class Options(BenchOptions):
     """Options.
 
     Args:
-        sizes: 51m, 124m, 360m (vocabulary 50,257), or sizes of h2h list
+        sizes: 51m, 124m, 360m (vocabulary 50,257), or those of h2h list sizes
         arms: arms to time; ratios refer to the first
         peers: peer libraries; none when no name follows
         context: context lengths in tokens, one row each (default: by size)

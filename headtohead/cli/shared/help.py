@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headtohead.cli.shared.options import Switch, flag
+from headtohead.cli.shared.tables import entry
 
 WIDTH = 100
 _COLUMN = 30
@@ -129,7 +130,7 @@ def help_page(name: str, command: Callable[..., Any]) -> str:
     for paragraph in head.strip().split("\n\n"):
         lines += [*textwrap.wrap(" ".join(paragraph.split()), WIDTH), ""]
     for one in arguments:
-        lines += _entry(one)
+        lines.append(entry(one.spelling, one.line, _COLUMN, WIDTH))
     if arguments:
         lines.append("")
     options = [one for one in flags if not one.positional]
@@ -138,17 +139,8 @@ def help_page(name: str, command: Callable[..., Any]) -> str:
         lines.append(f"{group or ('Options' if len(groups) == 1 else 'Other options')}:")
         for one in options:
             if one.group == group:
-                lines += _entry(one)
+                lines.append(entry(one.spelling, one.line, _COLUMN, WIDTH))
         lines.append("")
     if any(one.line.endswith("]") for one in options):
         lines.append("Defaults are in brackets.")
     return "\n".join(lines).rstrip()
-
-
-def _entry(one: Flag) -> list[str]:
-    indent = " " * _COLUMN
-    about = textwrap.wrap(one.line, WIDTH - _COLUMN)
-    spelled = f"  {one.spelling}"
-    if len(spelled) >= _COLUMN:
-        return [spelled, *(indent + line for line in about)]
-    return [spelled.ljust(_COLUMN) + (about[0] if about else ""), *(indent + line for line in about[1:])]

@@ -50,8 +50,8 @@ class StudyOptions:
         arms: mechanisms with options, layouts, or FILE.py (default: study file)
         corpus: stdlib, a path or a named corpus, see h2h data list (default: stdlib)
         tasks: tasks instead of a corpus, one contest each: recall:pairs=16 (default: none)
-        init_from: run whose weights the models of a task start from (default: none)
-        size: model shapes, see h2h list (default: nano)
+        init_from: run, as STUDY/ARM/SEED, whose weights a task starts from (default: none)
+        size: model shapes, see h2h list sizes (default: nano)
         tokens: training tokens per run: 120k, 65M (default: by size, 500k at nano)
         seeds: number of paired seeds, or a list of seeds (default: 5)
         baseline: arm that the others are compared with (default: the first)
@@ -60,13 +60,13 @@ class StudyOptions:
         length: held equal in training: tokens, flops, time, time_plain (default: tokens)
         margin: largest difference that counts as none (default: 0.005 bits per byte)
         batch: tokens per step (default: by size)
-        lr: peak learning rate; --lr.qk 30x: that of a circuit, as a ratio (default: by size)
+        lr: peak learning rate; --lr.qk 30x: ratio of a circuit (default: by size)
         context: context lengths in tokens, one contest each (default: by size)
         branches: token counts to decay at, from one trunk per arm and seed (default: none)
         tokenizer: bytes, bpe:VOCABULARY or file:TOKENIZER.json (default: by size)
         precision: arithmetic of training (default: float32)
-        probes: measurements on each trained run, see h2h list --probes (default: none)
-        set: other settings: warmup=0.05, schedule=wsd, model.bias=all (default: none)
+        probes: measurements on each trained run, see h2h list probes (default: none)
+        set: other settings, see h2h settings: warmup=0.05, model.bias=all (default: none)
     """
 
     heading: ClassVar[str] = "Study settings"

@@ -1,4 +1,4 @@
-"""Writes the pages of docs/mechanisms/ from the docstrings and declarations of the mechanisms."""
+"""Writes the pages of docs/mechanisms/ and docs/settings.md from docstrings and declarations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from headtohead.mechanisms.contract.options import value_text
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size, find_size
+from headtohead.study.config.settings import study_settings
 
 SIZE, BATCH = "60m", 32
 NOTE = "<!-- written by `h2h list --pages docs/mechanisms`; edit the mechanism's file instead -->"
@@ -40,6 +41,34 @@ def write_pages(folder: Path) -> list[Path]:
     for name, text in pages.items():
         write_atomic(folder / name, text)
     return [folder / name for name in pages]
+
+
+SETTINGS_NOTE = "<!-- written by `h2h settings --page docs/settings.md`; edit the line below the setting's field instead -->"
+_TABLES = {
+    "": "",
+    "model": "## The table `model`\n\nSettings of the model, for the study or for one arm.",
+    "tune": "## The table `tune`\n\nTunes the learning rate of every arm before the study.",
+    "circuit_lr": "## A rule of `circuit_lr`\n\n[Studies](studies.md#study-file) has examples.",
+}
+
+
+def settings_page() -> str:
+    """Return docs/settings.md: every setting of a study with type, default and one line."""
+    parts = [
+        "# Settings of a study",
+        SETTINGS_NOTE,
+        "Each is `NAME = VALUE` in a study file, `Study(NAME=VALUE)` in Python and `--set NAME=VALUE` on the command line; "
+        "the common ones have a flag (`h2h race --help`). `h2h settings NAME` shows one. A count may be written 120000, 120k "
+        "or 65M. [Studies](studies.md) explains them in context.",
+    ]
+    for group, head in _TABLES.items():
+        rows = [
+            (f"`{one.name}`", one.type, f"`{one.default}`" if one.default else "", one.about)
+            for one in study_settings()
+            if one.group == group
+        ]
+        parts += [head, _table(("setting", "type", "default", "what it does"), rows)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def option_values(option: dict[str, Any]) -> str:

@@ -5,26 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headtohead.api import StudyResult
-from headtohead.cli.shared.tables import print_rows, print_table
+from headtohead.cli.shared.exit_codes import ExitCode
+from headtohead.cli.shared.tables import print_rows, print_table, say_wrapped
 from headtohead.common.numbers import interval, number
 from headtohead.common.terminal import say
+from headtohead.common.text import counted
 from headtohead.interpret.faithfulness import ATTENTION
+from headtohead.study.judge.headline import headline
 from headtohead.study.judge.transfer_matrix import places, short_labels
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.run.execute import Summary
 from headtohead.study.store.manifest import METRIC, Contest, Solved, metric_label
 
 
-def show_left(summary: Summary) -> int:
-    """Print what is left to do; return the exit code: 1 when runs have no result although nothing stopped them."""
+def show_left(summary: Summary) -> ExitCode:
+    """Print what is left to do; return the exit code."""
     if summary.left and summary.stopped:
-        say(f"\nstopped with {summary.left} runs left; repeat the same command to continue")
-    elif summary.left:
+        say(f"\nstopped with {counted(summary.left, 'run')} left; repeat the same command to continue")
+        return ExitCode.UNFINISHED
+    if summary.left:
         for words in summary.trouble:
             say(words)
-        say(f"\n{summary.left} runs have no result; fix the cause and repeat the same command")
-        return 1
-    return 0
+        say(f"\n{counted(summary.left, 'run')} without a result; fix the cause and repeat the same command")
+        return ExitCode.PROBLEM
+    return ExitCode.PROBLEM if summary.unreported else ExitCode.DONE
 
 
 def show_result(result: StudyResult) -> None:
@@ -36,9 +40,9 @@ def show_result(result: StudyResult) -> None:
 
 
 def show_verdicts(result: StudyResult) -> None:
-    """Print headlines, one table of verdicts per contest, trends, and the solved budgets."""
-    for words in result.headlines():
-        say(words)
+    """Print who won in one sentence, one table of verdicts per contest, trends, and the solved budgets."""
+    if result.verdicts:
+        say(f"\n{headline(result.verdicts)}")
     for contest in result.manifest.contests():
         _show_contest(result, contest)
     _show_trends(result)
@@ -50,6 +54,7 @@ def show_verdicts(result: StudyResult) -> None:
 
 
 def _show_contest(result: StudyResult, contest: Contest) -> None:
+    """Print the verdicts of a contest in a table that fits 80 columns, and the remarks about each arm below it."""
     found = [row for row in result.verdicts if row.of(contest)]
     metric = found[0].metric if found else METRIC
     # Metrics other than bits per byte have any magnitude.
@@ -60,15 +65,35 @@ def _show_contest(result: StudyResult, contest: Contest) -> None:
         metric_label(metric): lambda row: number(row.mean, form),
         "difference": lambda row: number(row.difference, f"+{form}"),
         "95 % interval": lambda row: interval(row.ci_low, row.ci_high, f"+{form}"),
-        "p (Holm)": lambda row: number(row.p_holm, ".3g"),
-        "detectable": lambda row: number(row.detectable, form),
+        "p (Holm)": lambda row: number(row.p_holm, ".2g"),
         "n": lambda row: row.n,
-        "remarks": lambda row: "; ".join((["primary"] if row.primary else []) + row.notes),
     }
     rows = [[cell(row) for cell in columns.values()] for row in found]
     base = number(found[0].baseline_mean if found else None, form)
     rows.append([result.manifest.baseline, "baseline", base, *[""] * (len(columns) - 3)])
-    print_table(contest.title, [*columns], rows, right=[*columns][2:-1])
+    print_table(contest.title, [*columns], rows, right=[*columns][2:])
+    _show_remarks({row.label: _remarks(row, form) for row in found})
+
+
+def _show_remarks(remarks: dict[str, list[str]]) -> None:
+    """Print the remarks by arm; those that several arms all share come first, once."""
+    first = next(iter(remarks.values()), [])
+    shared = [text for text in first if len(remarks) > 1 and all(text in own for own in remarks.values())]
+    own = {label: [text for text in texts if text not in shared] for label, texts in remarks.items()}
+    say()
+    for label, texts in {"all arms": shared, **own}.items():
+        if texts:
+            say_wrapped(f"{label}: {'; '.join(texts)}")
+
+
+def _remarks(row: Verdict, form: str) -> list[str]:
+    """Return what a reader of the verdict must know: the planned comparison, what could be detected, the notes."""
+    power = (
+        f"a difference of {row.detectable:{form}} or more would probably be detected"
+        if row.verdict == "undecided" and row.detectable is not None
+        else ""
+    )
+    return [*(["planned comparison"] if row.primary else []), *([power] if power else []), *row.notes]
 
 
 def _show_trends(result: StudyResult) -> None:

@@ -17,6 +17,7 @@ from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import digest_file
 from headtohead.mechanisms.contract.base import Mechanism
 from headtohead.mechanisms.contract.projected import Stage
+from headtohead.mechanisms.contract.user_code import class_line, user_frame
 
 Kind = type[Mechanism] | type[Stage]
 
@@ -74,7 +75,9 @@ def _only_mechanism(module: ModuleType, path: str) -> str:
 def adopt(value: object, name: str, where: str) -> Kind:
     """Return `value` as a mechanism class; a plain nn.Module class gets the defaults of the contract."""
     if not inspect.isclass(value) or not issubclass(value, nn.Module):
-        raise UserError(f"{name} in {where} is not a mechanism; derive the class from headtohead.Mechanism")
+        raise UserError(
+            f"{where}{class_line(value)}: {name} is not a mechanism; derive the class from headtohead.Mechanism"
+        )
     kind: Kind = value if issubclass(value, Mechanism | Stage) else type(name, (value, Mechanism), {})
     if not vars(kind).get("name"):  # an inherited name belongs to another mechanism
         kind.name = name
@@ -96,5 +99,9 @@ def _load_module(file: Path, source: str) -> ModuleType:
     except SyntaxError as error:
         raise UserError(f"{file}, line {error.lineno}: {error.msg}") from error
     except Exception as error:
-        raise UserError(f"{file} failed on import: {type(error).__name__}: {error}") from error
+        frame = user_frame(error)
+        line = f", line {frame.lineno}:" if frame else ""
+        raise UserError(
+            f"{frame.filename if frame else file}{line} failed on import: {type(error).__name__}: {error}"
+        ) from error
     return module

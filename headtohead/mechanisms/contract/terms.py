@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UserError
-from headtohead.common.files import digest, digest_file
+from headtohead.common.files import digest, open_regular
 from headtohead.mechanisms.contract.base import Mechanism, Shape, default_label
 from headtohead.mechanisms.contract.options import build_options, options_as_dict
 from headtohead.mechanisms.contract.projected import Projected, Stage
 from headtohead.mechanisms.contract.registry import Kind, adopt, find_mechanism, load_mechanism
+from headtohead.mechanisms.contract.user_code import user_errors
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Term:
     """The user's file, empty for a built-in mechanism."""
     source: str = ""
     """Digest of a user's source file: an edited file is another mechanism."""
+    program: str = ""
+    """Digest of the parsed source, which comments and formatting do not change; empty if it cannot be parsed."""
 
     @property
     def text(self) -> str:
@@ -58,8 +63,23 @@ def named_term(name: str, given: dict[str, Any]) -> Term:
 def file_term(path: str, class_name: str, given: dict[str, Any]) -> Term:
     """Return the term of a class in a user's file; without a name, of its only mechanism."""
     kind = load_mechanism(path, class_name)
-    source = digest_file(Path(path).expanduser(), links=True)
-    return Term(kind, build_options(kind.__name__, kind.Options, given), path, source)
+    source, program = source_digests(path)
+    return Term(kind, build_options(kind.__name__, kind.Options, given), path, source, program)
+
+
+def source_digests(path: str) -> tuple[str, str]:
+    """Return the digests of a user's file: that of its bytes and that of the program they contain."""
+    with open_regular(Path(path).expanduser(), links=True) as stream:
+        content = stream.read()
+    return digest(content), program_digest(content)
+
+
+def program_digest(source: bytes) -> str:
+    """Return the digest of a parsed program, docstrings included; empty if it cannot be parsed."""
+    try:
+        return digest(ast.dump(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError):
+        return ""
 
 
 def class_term(value: type, given: dict[str, Any] | None = None) -> Term:
@@ -128,7 +148,8 @@ class Composed:
         if shape.positions not in base.kind.supports.positions:
             name, able = base.kind.name, ", ".join(sorted(base.kind.supports.positions))
             raise UserError(f"{name} does not support positions={shape.positions}; it supports {able}")
-        mechanism = base.kind(shape, base.options)
+        with user_errors(kind=base.kind) if base.user_code else nullcontext():
+            mechanism = base.kind(shape, base.options)
         mechanism.shape, mechanism.options = shape, base.options
         for term in self.stages:
             if not isinstance(mechanism, Projected):
@@ -136,7 +157,8 @@ class Composed:
                     f"{base.text} has no separate evolve stage, so {term.text} cannot be added to it"
                 )
             assert issubclass(term.kind, Stage)
-            mechanism.add_stage(term.kind(shape, term.options))
+            with user_errors(kind=term.kind) if term.user_code else nullcontext():
+                mechanism.add_stage(term.kind(shape, term.options))
         return mechanism
 
 

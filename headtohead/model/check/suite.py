@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import torch
 
 from headtohead.common.errors import UserError
 from headtohead.mechanisms.contract.terms import Composed
+from headtohead.mechanisms.contract.user_code import describe_error
 from headtohead.model.check import accounted, decodable, raceable
 from headtohead.model.check.fixture import Failure, Fixture
 
@@ -133,8 +133,5 @@ def _benches(check: Check, settings: list[Composed]) -> Iterator[Fixture]:
 
 
 def _raised(error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" (line {frames[-1].lineno} of {frames[-1].filename.rsplit('/', 1)[-1]})" if frames else ""
-    words = str(error).strip().splitlines()
     torch._dynamo.reset()
-    return f"{type(error).__name__}: {words[0] if words else 'no message'}{where}"
+    return describe_error(error)

@@ -48,9 +48,11 @@ class Tune:
     """The grid of learning rates for every arm, and the training tokens and seeds of each trial."""
 
     lr: tuple[float, ...]
+    """three or more learning rates that every arm is tried at; the grid is extended where the best is at its edge."""
     tokens: int
+    """training tokens of each trial; by default those of the study."""
     seeds: int = 1
-    """The rate with the best mean over this many seeds is chosen."""
+    """seeds per rate; the rate with the best mean over them is chosen."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.seeds <= _MAX_SEEDS:
@@ -164,35 +166,60 @@ def with_stored_names(given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-class _Given(msgspec.Struct, rename={"start": "from"}):
-    """The settings of a study as they are given, without those of training."""
+class GivenSettings(msgspec.Struct, rename={"start": "init_from"}):
+    """The settings of a study as they are given, without those of training. `h2h settings` prints each with its line."""
 
     arms: Any = None
+    """mechanisms with options, layouts, FILE.py:Class, or tables with arm and its own settings; required."""
     name: str = "study"
+    """name of the study; its default directory is races/NAME."""
     corpus: _Names = "stdlib"
+    """stdlib, a path or a named corpus (h2h data list); several give one contest each."""
     size: _Names = "nano"
+    """model shape (h2h list sizes); several give one contest each."""
     seeds: Any = 5
+    """number of paired seeds, or a list of seeds."""
     shape: ShapeRule | Annotated[list[ShapeRule], msgspec.Meta(min_length=1)] = "as_is"
+    """what is held equal in the model; several give one contest each."""
     length: LengthRule | Annotated[list[LengthRule], msgspec.Meta(min_length=1)] = "tokens"
+    """what is held equal in training; several give one contest each."""
     baseline: str = ""
+    """arm that the others are compared with; if empty, the first."""
     primary: str = ""
+    """arm of the planned comparison; if empty, the first other arm."""
     margin: Annotated[float, msgspec.Meta(ge=0, lt=1e6)] | None = None
+    """largest difference that counts as none; by default 0.005 bits per byte, or that of the task's metric."""
     tokenizer: str = ""
+    """bytes, bpe:VOCABULARY or file:TOKENIZER.json; if empty, the size's own."""
     context: Any = 0
+    """tokens in a window, a divisor of batch; several give one contest each; 0: the size's own."""
     branches: Any = None
+    """token counts to decay at, from one trunk per arm and seed; replaces tokens."""
     model: Any = msgspec.field(default_factory=dict)
+    """settings of the model that all arms share, listed as model.NAME."""
     tune: Any = None
+    """grid of learning rates to tune every arm on; replaces lr; listed as tune.NAME."""
     bytes: Any = 0
+    """bytes of text each run is trained on; replaces tokens."""
     probes: Any = ()
+    """measurements on every trained run other than its loss (h2h list probes)."""
     log_circuits: bool = False
+    """whether to log rates, gradients and product norms of every circuit."""
     tasks: _Names | None = None
+    """tasks to train on instead of a corpus (h2h data list), one contest each."""
     causal: bool = True
+    """whether the models of a task are causal; false: bidirectional."""
     answer: Literal["write", "point"] = "write"
+    """how a task's model answers: write generates the answer, point selects a span of the text."""
     metric: str = ""
+    """metric of all tasks; if empty, each task's own."""
     start: str = ""
+    """run whose weights the models of a task start from: STUDY/ARM/SEED, STUDY/ID or its directory."""
 
 
-_KNOWN = {*_Given.__struct_encode_fields__} | _TRAINING
+_KNOWN = {
+    "from" if name == "init_from" else name for name in GivenSettings.__struct_encode_fields__
+} | _TRAINING
 
 
 def build_study(given: Mapping[str, Any]) -> StudySpec:
@@ -202,7 +229,9 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
     check_known(values, _KNOWN, "study setting")
     training = {key: values.pop(key) for key in list(values) if key in _TRAINING}
     arms = _arms(values.pop("arms", None))
-    plain = decode(_Given, values)
+    plain = decode(
+        GivenSettings, {"init_from" if key == "from" else key: value for key, value in values.items()}
+    )
     decode(Settings, plain.model, "model")
     tasks = _tasks(values, _several(plain.tasks or ()), arms)
     branches = _branches(plain.branches, training, arms)

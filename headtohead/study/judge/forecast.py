@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from bisect import bisect_left
@@ -16,7 +17,7 @@ from headtohead.common.schema import Plain
 from headtohead.study.environment import device_name
 from headtohead.study.judge.statistics import POWER, detectable_difference
 from headtohead.study.judge.verdict import Verdict
-from headtohead.study.plan.execution import ExecutionSettings
+from headtohead.study.plan.execution import ExecutionSettings, cpu_threads
 from headtohead.study.plan.plan import Plan
 from headtohead.study.plan.population import group_populations
 from headtohead.study.plan.step_timing import same_speed, trial
@@ -32,6 +33,8 @@ _STEPS = 5
 """The first step is a warm-up, the others are measured."""
 _SECONDS = 4.0
 """Limit per arm; at least two steps are measured."""
+_QUICK_FLOPS = (5e13, 2e10)
+"""FLOPs of a step that `quick_seconds` times at most, on a GPU and on a CPU core: about a second."""
 _ROW_BYTES = 200
 _RESULT_BYTES = 40_000
 """Size of a run's JSON files: spec, environment, cost, and the result with its blocks."""
@@ -208,6 +211,37 @@ def forecast_plan(
     )
 
 
+def training_flops(plan: Plan, runs: Sequence[RunSpec]) -> float:
+    """Return the FLOPs of training runs: three times the forward pass."""
+    return sum(3 * run.flops_per_token * plan.tokens(run) for run in runs)
+
+
+def quick_seconds(
+    plan: Plan, runs: Sequence[RunSpec], execution: ExecutionSettings, workers: int
+) -> float | None:
+    """Return a rough time of runs, from a few short steps of the first one and the FLOPs of all.
+
+    None if even one window of that run would take long here; `forecast_plan` measures every arm with its own steps.
+    """
+    device, first = torch.device(execution.device), runs[0]
+    windows = int(_QUICK_FLOPS[device.type == "cpu"] / (3 * first.flops_per_token * first.size.context))
+    if windows < 1:
+        return None
+    batch = min(first.training.batch, windows * first.size.context)
+    short = dataclasses.replace(
+        first, training=dataclasses.replace(first.training, batch=batch), stacked=False, parent=None
+    )
+    with cpu_threads(execution.threads, device):
+        rate = _measure([short], plan, device, compile=False)
+    flops_per_second = 3 * first.flops_per_token * rate
+    seconds = [
+        (training_flops(plan, [run]) + run.flops_per_token * plan.dataset(run).scored_tokens())
+        / flops_per_second
+        for run in runs
+    ]
+    return max(*seconds, sum(seconds) / workers) if len(seconds) > 1 else seconds[0]
+
+
 def _seeds_for(margin: float, spread: float | None) -> int | None:
     """Return the smallest number of seeds that detects a difference of `margin`, by bisection."""
     if spread is None or margin <= 0:
@@ -236,9 +270,10 @@ def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
     return {key: statistics.median(rates) for key, rates in found.items()}
 
 
-def _measure(runs: Sequence[RunSpec], plan: Plan, device: torch.device) -> float:
+def _measure(runs: Sequence[RunSpec], plan: Plan, device: torch.device, compile: bool | None = None) -> float:
     """Return tokens per second over a few training steps of a pass on this device, in this process."""
-    execution, rows = ExecutionSettings(device=str(device)), len(runs) if runs[0].stacked else 0
+    execution = ExecutionSettings(device=str(device), compile=compile)
+    rows = len(runs) if runs[0].stacked else 0
     members = [trial(run, plan.composed(run), plan.dataset(run), execution, rows) for run in runs]
     # A population's steps are captured as a CUDA graph at the fourth.
     together: Runs = PopulationTrainer(members, record=True) if rows > 1 else members[0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -66,3 +68,15 @@ def _sequences(size: Size, device: torch.device) -> int:
     per_sequence = 4 * size.context * (size.layers * (14 * size.width + 4 * size.ffn) + 4 * size.width)
     room = 2**30 if device.type == "cpu" else int(0.6 * torch.cuda.mem_get_info(device)[0])
     return room // per_sequence
+
+
+@contextmanager
+def cpu_threads(count: int, device: torch.device) -> Iterator[None]:
+    """Use as many torch threads as a run does: more threads slow small models down."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

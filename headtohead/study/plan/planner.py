@@ -21,6 +21,7 @@ from headtohead.data.tasks.base import OWN_TOKENS
 from headtohead.data.tasks.registry import prepare_task
 from headtohead.evaluation.corpus_stats import Statistics, corpus_statistics
 from headtohead.mechanisms.contract.terms import Composed
+from headtohead.mechanisms.contract.user_code import user_errors
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.study.config.spec import Arm, StudySpec
@@ -196,9 +197,12 @@ class _Planner:
         """Add the runs of a contest (or of its branches) and their trunks, with all seeds."""
         spec, dataset, contest = self.spec, place.dataset, place.contest
         base_size = _with_vocabulary(spec.size(contest.size, spec.baseline_arm, place.context), dataset)
-        with _naming(spec.baseline_arm.text if dataset.task else ""):
+        with _naming(spec.baseline_arm.text if dataset.task else ""), user_errors(spec.baseline_arm.text):
             base = dataset.on_meta(base_size, spec.baseline_arm.layout.layers(base_size.layers))
-        found = [self._shaped(place, arm, base) for arm in spec.arms]
+        found = []
+        for arm in spec.arms:
+            with user_errors(arm.text):
+                found.append(self._shaped(place, arm, base))
         shaped, shape_rows = [run for run, _ in found], [row for _, rows in found for row in rows]
         lengths: list[tuple[Contest, list[RunSpec]]] = []
         # The longest first: it is the length of the study and the primary comparison.
@@ -306,6 +310,7 @@ class _Planner:
             start=start.run if start else "",
             start_path=str(start.folder.path.resolve()) if start else "",
             mechanisms=_identities(layers),
+            programs=_programs(layers),
         )
         return _with_training(run, training, dataset), solved
 
@@ -355,6 +360,12 @@ class _Planner:
 def _identities(layers: tuple[Composed, ...]) -> tuple[Any, ...]:
     """Return what identifies each layer; hundreds of runs share the same layers."""
     return tuple(composed.as_dict() for composed in layers)
+
+
+def _programs(layers: tuple[Composed, ...]) -> tuple[tuple[str, str], ...]:
+    """Return source and program of the user code in the layers."""
+    terms = (term for composed in layers for term in composed.terms if term.program)
+    return tuple(sorted({(term.source, term.program) for term in terms}))
 
 
 def _of_length(run: RunSpec, tokens: int, dataset: Dataset) -> RunSpec:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from headtohead.common.files import canonical_json, digest, read_json, write_jso
 from headtohead.common.worker_process import WorkerProcess
 from headtohead.data.shards import cache_dir
 from headtohead.mechanisms.contract.terms import Composed
+from headtohead.mechanisms.contract.user_code import located, user_frame
 from headtohead.model.check.gate import GateResult
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.plan.dataset import dataset_of
-from headtohead.study.plan.execution import ExecutionSettings, micro_batch
+from headtohead.study.plan.execution import ExecutionSettings, cpu_threads, micro_batch
 from headtohead.study.plan.plan import Plan
 from headtohead.study.run.gate import check_causality_halving, has_user_code, trial_of
+from headtohead.study.run.training import out_of_memory
 from headtohead.study.store.manifest import Check
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import RunDirectory
@@ -92,7 +94,7 @@ def check_run(spec: RunSpec, execution: ExecutionSettings, layers: Sequence[Comp
     device = torch.device(execution.device)
     size, training, seed = spec.size, spec.training, spec.seed
     try:
-        with _threads(execution.threads, device):
+        with cpu_threads(execution.threads, device):
             # The run has no directory yet. Its tokenizer is read from there only if the original file has moved.
             dataset = dataset_of(RunDirectory(Path(spec.id)), spec, execution.data_dir)
             model = dataset.model(size, layers, seed).to(device)
@@ -100,8 +102,11 @@ def check_run(spec: RunSpec, execution: ExecutionSettings, layers: Sequence[Comp
             micro = execution.micro or micro_batch(size, batches.sequences, device)
             trial = trial_of(dataset, batches, size.context, training.precision, micro, device)
             return check_causality_halving(model, trial, shake=True)
-    except Exception as error:  # its runs will fail the same way and be recorded as failed
-        return _unchecked(first_line(error))
+    except Exception as error:
+        frame = user_frame(error)
+        if frame is None or out_of_memory(error):  # its runs may fail the same way and are recorded as failed
+            return _unchecked(first_line(error))
+        return GateResult(failed=(located(error, frame),))
 
 
 def _unchecked(reason: str) -> GateResult:
@@ -193,15 +198,3 @@ def _key(plan: Plan, run: RunSpec, execution: ExecutionSettings) -> str:
             }
         )
     )[:32]
-
-
-@contextmanager
-def _threads(count: int, device: torch.device) -> Iterator[None]:
-    """Use as many torch threads as a run does: more threads slow small models down."""
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

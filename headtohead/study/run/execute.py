@@ -39,6 +39,8 @@ class Summary:
     """Whether a stop was requested."""
     trouble: list[str] = field(default_factory=list)
     """Error messages."""
+    unreported: bool = False
+    """Whether the verdicts or the page could not be written."""
 
 
 def execute(

@@ -9,6 +9,7 @@ from headtohead.study.environment import commit
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.plan.plan import Plan
 from headtohead.study.run.scoring import missing_probes
+from headtohead.study.store.programs import user_files
 from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_store import Store, set_aside
 
@@ -61,7 +62,10 @@ def reuse_notes(store: Store, plan: Plan, known: dict[str, RunResult]) -> list[s
         changed |= {
             path for (path, name), source in sources.items() if f'"{name}"' in text and source not in text
         }
-    notes += [f"{path} has changed: its runs start from scratch" for path in sorted(changed)]
+    started = {
+        path for run in plan.runs.values() if store.run(run.id).started() for path in user_files(run)
+    }  # with its text of now, or the same program
+    notes += [f"{path} has changed: its runs start from scratch" for path in sorted(changed - started)]
     notes += [
         f"{count} runs computed with numerics {numerics} are not used: this version computes with numerics {NUMERICS} "
         "and never compares the two"

@@ -21,6 +21,7 @@ from headtohead.common.files import write_atomic
 from headtohead.common.progress import part_of
 from headtohead.common.stop import NEVER, Interrupted, Stop, Stopped, interrupted_by
 from headtohead.mechanisms.contract.terms import Composed
+from headtohead.mechanisms.contract.user_code import describe_error, user_frame
 from headtohead.model.decoder import Decoder
 from headtohead.study.environment import Environment, differences, environment
 from headtohead.study.plan.branches import kept_checkpoint
@@ -205,7 +206,7 @@ class TrainingPass:
             if run.finished():  # its result is still valid
                 self.emit(Event("deferred", run.id, message=f"{type(error).__name__}: {error}"))
                 return "deferred"
-            status: Status = "out of memory" if _out_of_memory(error) else "failed"
+            status: Status = "out of memory" if out_of_memory(error) else "failed"
             try:
                 return _fail(run, status, error)
             except OSError as second:
@@ -354,12 +355,15 @@ def _branching(run: RunDirectory, spec: RunSpec) -> Branching:
 def _fail(run: RunDirectory, status: Status, error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    if user_frame(error) is not None:
+        message = describe_error(error)
     write_atomic(run.path / "failure.txt", "".join(traceback.format_exception(error)))
     run.finish(RunResult(status=status, error=str(error) if isinstance(error, UserError) else message))
     return status
 
 
-def _out_of_memory(error: BaseException) -> bool:
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out."""
     # torch's allocator on CPU raises a plain RuntimeError
     message = str(error)
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (

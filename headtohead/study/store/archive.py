@@ -10,7 +10,7 @@ import secrets
 import shutil
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -39,12 +39,12 @@ _PROBE_FILE = re.compile(rf"{PROBES}/(?:{'|'.join(KINDS)})(?:-[0-9a-f]{{8}})?\.j
 _MAX_PROBE_BYTES = 8 * 2**20
 
 
-def export_runs(store: Store, target: Path) -> int:
-    """Write all finished runs of a study and its history to a .tar.gz or .tar.xz file; return the number of runs.
+def export_runs(store: Store, target: Path, runs: Sequence[RunDirectory] | None = None) -> int:
+    """Write the finished runs of a study and its history to a .tar.gz or .tar.xz file; return the number of runs.
 
-    Damaged runs and files are skipped.
+    `runs` are those to write; None: all. Damaged runs and files are skipped.
     """
-    finished = [run for run in store.runs() if run.finished() and _whole(run)]
+    finished = [run for run in (store.runs() if runs is None else runs) if run.finished() and _whole(run)]
     if not finished:
         raise UserError(f"{store.path} has no finished runs to export")
     mode: Literal["w:xz", "w:gz"] = "w:xz" if target.suffix == ".xz" else "w:gz"

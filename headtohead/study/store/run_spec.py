@@ -98,6 +98,8 @@ class RunSpec(Stored):
     """Version of the cost formulas."""
     mechanisms: tuple[Any, ...] = ()
     """What identifies the mechanism of each layer: resolved options and the source of user code."""
+    programs: tuple[tuple[Text, Text], ...] = ()
+    """For each source of user code in `mechanisms`, the digest of the program that it is parsed to."""
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -163,6 +165,7 @@ class RunSpec(Stored):
             **({"branches": list(self.branches)} if self.branches else {}),
             **({"steps": self.steps} if self.task else {}),
             **({"start_path": self.start_path} if self.start else {}),
+            **({"programs": dict(self.programs)} if self.programs else {}),
         }
 
 
@@ -218,6 +221,7 @@ def run_spec_from(record: Any, run_id: str) -> RunSpec:
             "mechanisms": identity["layers"],
             "stacked": identity.get("stacked", False),
             "formulas": record.get("formulas", "unknown"),
+            "programs": [*record.get("programs", {}).items()],
             # Stored for tasks only, whose steps have whole examples.
             "steps": record.get("steps") or training["tokens"] // training["batch"],
         }

@@ -21,6 +21,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +46,7 @@ from headtohead.evaluation.logged_row import LoggedRow
 from headtohead.study.environment import Environment
 from headtohead.study.probes import Found, read_found
 from headtohead.study.store.lease import Owner, owner_of
+from headtohead.study.store.manifest import read_manifest
 from headtohead.study.store.result import (
     NO_COST,
     Cost,
@@ -55,6 +57,7 @@ from headtohead.study.store.result import (
     validate_match,
     validate_metrics,
 )
+from headtohead.study.store.run_names import RunNames, names_of_runs, names_of_study
 from headtohead.study.store.run_spec import InvalidSpec, RunSpec, run_spec_from
 
 T = TypeVar("T")
@@ -124,6 +127,10 @@ class RunDirectory:
     def finished(self) -> bool:
         """Return whether a result exists, without checking its content."""
         return (self.path / "result.json").is_file()
+
+    def started(self) -> bool:
+        """Return whether the run has a result or a directory of checkpoints."""
+        return self.finished() or self.checkpoints.is_dir()
 
     def result(self) -> RunResult | None:
         """Return the result, or None if there is none; raise DamagedFile if damaged."""
@@ -443,8 +450,20 @@ class Store:
         return found
 
 
+def run_names(store: Store) -> RunNames:
+    """Return the readable names of a study's runs: those of study.json, or of the runs found if there is none."""
+    try:
+        return names_of_study(read_manifest(store.path / "study.json")[0])
+    except UnreadableFile:
+        specs = []
+        for run in store.runs():
+            with suppress(UnreadableFile):
+                specs.append(run.spec())
+        return names_of_runs(specs)
+
+
 def find_run(given: str | Path) -> RunDirectory:
-    """Return the run at `given`: its directory, or STUDY/PREFIX of its id."""
+    """Return the run at `given`: its directory, STUDY/PREFIX of its id, or its name STUDY/ARM/SEED (`run_names.py`)."""
     path = Path(given).expanduser()
     if (path / "spec.json").is_file():
         return RunDirectory(path)
@@ -462,8 +481,26 @@ def find_run(given: str | Path) -> RunDirectory:
                     f"'{given}' matches {len(matches)} runs: {', '.join(run.name for run in matches[:4])}, ..."
                 )
     if (path / "runs").is_dir():
-        raise UserError(f"{path} is a study; give one of its runs as {path}/ID (h2h runs {path} lists them)")
-    raise UserError(f"no run at '{given}': give its directory, or STUDY/ID")
+        raise UserError(
+            f"{path} is a study; give one of its runs as {path}/ARM/SEED or {path}/ID (h2h runs {path} lists them)"
+        )
+    return _named_run(str(given))
+
+
+def _named_run(given: str) -> RunDirectory:
+    """Return the run named STUDY/ARM/SEED; the study is the longest part of the name that has runs."""
+    parts = given.split("/")
+    for count in range(len(parts) - 1, 0, -1):
+        study, name = "/".join(parts[:count]) or "/", "/".join(parts[count:])
+        store = Store(Path(study).expanduser())
+        if (store.path / "runs").is_dir():
+            run = store.run(run_names(store).find(name, study))
+            if not (run.path / "spec.json").is_file():
+                raise UserError(
+                    f"'{given}' (run {run.id}) has not started; h2h runs {study} lists what there is"
+                )
+            return run
+    raise UserError(f"no run at '{given}': give STUDY/ARM/SEED, STUDY/ID or its directory")
 
 
 def check_trained_weights(folder: RunDirectory) -> None:

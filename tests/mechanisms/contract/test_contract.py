@@ -91,9 +91,9 @@ def test_its_source_is_part_of_what_it_is(mine: str) -> None:
     ("source", "words"),
     [
         ("x = (", r"mine\.py, line 1"),
-        ("raise RuntimeError('no')", "failed on import: RuntimeError: no"),
+        ("raise RuntimeError('no')", r"mine\.py, line 1: failed on import: RuntimeError: no"),
         ("class Mein: pass", "unknown class in .* 'Mine'; did you mean 'Mein'"),
-        ("class Mine: pass", "is not a mechanism"),
+        ("\n\nclass Mine: pass", r"mine\.py, line 3: Mine is not a mechanism"),
         ("Mine = 3", "is not a mechanism"),
     ],
 )

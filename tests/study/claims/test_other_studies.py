@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import headtohead as h2h
+from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.study.claims import ClaimResult, judge_claims
 from headtohead.study.claims.paper import find_paper, read_paper
@@ -291,6 +292,17 @@ def test_a_study_that_cannot_run_does_not_stop_the_others(tmp_path: Path, story:
     assert found.ran == ["study"]
     assert list(found.trouble) == ["lists"]
     assert "could not be run" in found.claims[0].reason
+
+
+def test_a_study_that_was_not_started_is_work_left(
+    tmp_path: Path, story: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, REPAIRS, corpus=str(story))
+    words = ["reproduce", str(path), "--out", str(tmp_path / "o"), "--device", "cpu", "--workers", "1"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--quiet", "--time-limit", "0s"])
+    assert ended.value.code == 3
+    assert "study lists was not started; repeat the same command to continue" in capsys.readouterr().out
 
 
 def test_a_folder_with_another_study_is_rejected(tmp_path: Path, story: Path) -> None:

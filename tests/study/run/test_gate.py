@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -192,10 +193,30 @@ def test_marks_are_in_the_notes_and_warnings_are_lines(
     assert "Idle: the gradient of blocks.0.mechanism.unused is zero everywhere" in capsys.readouterr().out
 
 
-def test_an_arm_that_raises_is_a_recorded_failure(story: Path, tmp_path: Path) -> None:
-    result = study(story, "Raises", tokens=128).run(tmp_path, workers=1, quiet=True)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_arm_that_raises_is_rejected_with_file_and_line(story: Path, tmp_path: Path, workers: int) -> None:
+    with pytest.raises(UserError, match=rf"{ARMS}, line \d+, in forward: \w+: no such luck"):
+        study(story, "Raises", tokens=128).run(tmp_path, workers=workers, quiet=True)
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_an_arm_that_raises_may_be_a_recorded_failure(story: Path, tmp_path: Path) -> None:
+    arm = study(story, "Raises", tokens=128)
+    result = arm.run(tmp_path, workers=1, quiet=True, allow_failed_check=True)
     assert result.verdicts[0].failed == 1
-    assert "it could not be checked before training: no such luck" in result.manifest.checks[0].warnings[0]
+    assert "no such luck" in result.manifest.checks[0].failed[0]
+    failed = next(run.result() for run in Store(tmp_path).runs() if run.state() == "failed")
+    assert failed is not None
+    assert re.fullmatch(r"\w+: no such luck \(line \d+ of \w+\.py\)", failed.error or "")
+
+
+def test_memory_that_runs_out_in_the_check_is_a_warning(story: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any, **named: Any) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(admission, "check_causality_halving", full)
+    (found,) = checks(study(story, "Copy", batch=192))  # not in the cache
+    assert "it could not be checked before training: no room" in found.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_an_interrupt_stops_cleanly_and_prints_how_to_continue(story: Path, tmp_
     processes.until(lambda: list(tmp_path.glob("runs/*/metrics.jsonl")))
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=processes.PATIENCE)[0]
-    assert process.returncode == 0, output
+    assert process.returncode == 3, output
     assert "repeat the same command to continue" in output
     assert list(tmp_path.glob("runs/*/checkpoint/step-*"))
     assert not list(tmp_path.glob("runs/*/lock"))
@@ -198,12 +198,12 @@ def test_a_mechanism_that_raises_is_a_recorded_failure_and_the_rest_continues(
         "        if self.calls > 5: raise ValueError('in the middle')\n        return self.v(x)\n"
     )
     arms = ["standard", f"{mine}:Mine"]
-    result = study(story, arms=arms).run(tmp_path / "out", workers=1, quiet=True)
+    result = study(story, arms=arms).run(tmp_path / "out", workers=1, quiet=True, allow_failed_check=True)
     assert result.summary.left == 0
     states = sorted(run.result().status for run in Store(tmp_path / "out").runs())
     assert states == ["done", "done", "failed", "failed"]
     failed = next(run for run in Store(tmp_path / "out").runs() if run.state() == "failed")
-    assert "ValueError: in the middle" in failed.result().error
+    assert "ValueError: in the middle (line 10 of mine.py)" in failed.result().error
     assert "in the middle" in (failed.path / "failure.txt").read_text()
     assert result.verdicts[0].failed == 2
 
@@ -219,9 +219,63 @@ def test_an_edited_file_is_reported(story: Path, tmp_path: Path, capsys: pytest.
     mine.write_text(source)
     study(story, arms=["standard", f"{mine}:PrefixMean"], seeds=1).run(tmp_path / "out", workers=1)
     assert "has changed" not in capsys.readouterr().out
-    mine.write_text(source + "\n# a new thought\n")
-    study(story, arms=["standard", f"{mine}:PrefixMean"], seeds=1).run(tmp_path / "out", workers=1)
-    assert f"{mine} has changed: its runs start from scratch" in capsys.readouterr().out
+    mine.write_text(source + "\nNEW = 'thought'\n")
+    for expected in (1, 0):  # the second time all runs have the new text
+        study(story, arms=["standard", f"{mine}:PrefixMean"], seeds=1).run(tmp_path / "out", workers=1)
+        out = capsys.readouterr().out
+        assert out.count(f"{mine} has changed: its runs start from scratch") == expected
+
+
+@pytest.mark.slow
+def test_a_tuned_study_reports_an_edited_file_once(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(Path("examples/prefix_mean.py").read_text())
+    settings = {"arms": [f"{mine}:PrefixMean"], "tune": {"lr": [1e-3, 2e-3, 4e-3], "tokens": 512}}
+    given = {key: value for key, value in (SMALL | settings | {"seeds": 1}).items() if key != "lr"}
+    h2h.Study(corpus=f"file:{story}", **given).run(tmp_path / "out", workers=1, quiet=True)
+    mine.write_text(mine.read_text() + "MORE = 1\n")
+    h2h.Study(corpus=f"file:{story}", **given).run(tmp_path / "out", workers=1)
+    assert capsys.readouterr().out.count("has changed: its runs start from scratch") == 1
+
+
+def test_an_edit_of_comments_or_formatting_reuses_finished_runs(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.py"
+    source = Path("examples/prefix_mean.py").read_text()
+    mine.write_text(source)
+    arms = ["standard", f"{mine}:PrefixMean"]
+    study(story, arms=arms, seeds=1).run(tmp_path / "out", workers=1, quiet=True)
+    before = {run.id for run in Store(tmp_path / "out").runs()}
+    planned = {entry.run for entry in h2h.open_study(tmp_path / "out").manifest.entries}
+    mine.write_text("# a new thought\n" + source.replace("self.v(x)", "self.v( x )"))
+    capsys.readouterr()
+    again = study(story, arms=arms, seeds=1).run(tmp_path / "out", workers=1)
+    assert again.summary.done == 0
+    assert {run.id for run in Store(tmp_path / "out").runs()} == before
+    assert {entry.run for entry in again.manifest.entries} == planned
+    out = capsys.readouterr().out
+    assert f"{mine}: only comments or formatting differ from earlier runs; 1 run reused" in out
+    assert "has changed" not in out
+    run = find_run(f"{tmp_path / 'out'}/PrefixMean/1")
+    assert h2h.load_model(run.path, trust_files=True).parameter_count() > 0, "the same program"
+    study(story, arms=arms, seeds=2).run(tmp_path / "out", workers=1, quiet=True)
+    assert len(Store(tmp_path / "out").runs()) == 4, "a further seed has the id of the new text"
+
+
+def test_the_trunk_and_branches_of_the_same_program_are_reused(story: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    source = Path("examples/prefix_mean.py").read_text()
+    mine.write_text(source)
+    settings = {"arms": [f"{mine}:PrefixMean"], "seeds": 1, "branches": [1024, 2048], "tokens": None}
+    given = {key: value for key, value in (SMALL | settings).items() if value is not None}
+    first = h2h.Study(corpus=f"file:{story}", **given).run(tmp_path / "out", workers=1, quiet=True)
+    mine.write_text(source + "# the end\n")
+    again = h2h.Study(corpus=f"file:{story}", **given).run(tmp_path / "out", workers=1, quiet=True)
+    assert again.summary.done == 0
+    assert [entry.run for entry in again.manifest.entries] == [entry.run for entry in first.manifest.entries]
 
 
 def test_failed_runs_are_retried_on_request(story: Path, tmp_path: Path) -> None:
@@ -326,7 +380,7 @@ def test_runs_are_found_by_directory_or_prefix(finished: Path) -> None:
     assert find_run(finished / run.id[:12]).id == run.id
     for path, message in (
         (finished, "is a study"),
-        (finished / "zzz", "no run at"),
+        (finished / "zzz", "no run 'zzz' in"),
         ("nowhere", "no run at"),
     ):
         with pytest.raises(UserError, match=message):

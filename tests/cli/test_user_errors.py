@@ -1,0 +1,97 @@
+"""Errors in a user's mechanism file are one line with the file and line of the user's code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headtohead.cli.main import main
+from headtohead.mechanisms.contract.user_code import describe_error, user_frame
+
+HEAD = "import torch\nfrom torch import nn\nimport headtohead as h2h\n\n\nclass Mine(h2h.Mechanism):\n    '''Mine.'''\n\n"
+BUILD = "    def __init__(self, shape, options):\n        super().__init__(shape, options)\n"
+LAYER = "        self.v = nn.Linear(shape.width, shape.width)\n\n    def forward(self, x, frame):\n"
+CASES = {
+    "constructor": (
+        HEAD + BUILD + "        raise ValueError('first\\nsecond')\n",
+        "line 11, in __init__: ValueError: first",
+    ),
+    "forward": (
+        HEAD + BUILD + LAYER + "        return self.v(x) @ torch.zeros(3, 3)\n",
+        "line 14, in forward: RuntimeError: ",
+    ),
+    "signature": (
+        "from torch import nn\n\n\nclass Mine(nn.Module):\n    def __init__(self):\n        super().__init__()\n",
+        "line 4: Mine cannot be built with (shape, options): TypeError: ",
+    ),
+    "no mechanism": ("\nclass Mine:\n    pass\n", "line 2: Mine is not a mechanism"),
+    "import": ("import torch\nMine = torch.nothing\n", "line 2: failed on import: AttributeError: "),
+    "syntax": ("def Mine(:\n", "line 1: "),
+}
+
+
+@pytest.fixture
+def mine(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    source, words = CASES[request.param]
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    return f"{path}:Mine", words
+
+
+@pytest.mark.parametrize("mine", CASES, indirect=True)
+@pytest.mark.parametrize("command", ["race", "cost"])
+def test_an_error_in_user_code_is_one_line(
+    mine: tuple[str, str], command: str, story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arm, words = mine
+    given = ["cost", "standard", arm]
+    if command == "race":
+        given = ["race", "--arms", "standard", arm, "--corpus", f"file:{story}", "--tokens", "512"]
+        given += [
+            "--batch",
+            "256",
+            "--seeds",
+            "1",
+            "--workers",
+            "1",
+            "--quiet",
+            "--out",
+            str(tmp_path / "out"),
+        ]
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{arm.rpartition(':')[0]}, {words}" in error
+    assert "second" not in error
+    with pytest.raises(Exception) as raised:
+        main([*given, "--debug"])
+    assert words.partition(": ")[2] in str(raised.value)
+
+
+@pytest.mark.parametrize("mine", ["constructor", "forward", "signature"], indirect=True)
+def test_the_suite_names_the_same_line(mine: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    arm, words = mine
+    with pytest.raises(SystemExit) as ended:
+        main(["check", arm])
+    assert ended.value.code == 1
+    out = capsys.readouterr().out
+    line = words.partition(",")[0].partition(":")[0]
+    assert f"mine.py, {line}" in out or f"({line} of mine.py)" in out
+    assert "of __init__.py" not in out
+
+
+def test_code_of_packages_is_not_the_users() -> None:
+    try:
+        int("x")
+    except ValueError as error:
+        assert user_frame(error) is not None
+        assert describe_error(error).endswith(f"of {Path(__file__).name})")
+    try:
+        Path("\0").read_text()
+    except ValueError as error:
+        frame = user_frame(error)
+        assert frame is not None
+        assert frame.filename == __file__
