@@ -47,7 +47,7 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run Triton kernels in Triton's interpreter, on the CPU."""
     if find_spec("triton") is None:
-        pytest.skip("triton is not installed: pip install headtohead[gpu]")
+        pytest.skip("triton is not installed: pip install triton")
     if torch.cuda.is_available():
         pytest.skip("kernels run on the GPU here: make test-gpu")
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -21,6 +21,8 @@ from headtohead.model.check import Verification, check_composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import NAMED_LAYOUTS, parse_layout
 from headtohead.model.sizes import SIZES, find_size
+from headtohead.study.config.shipped import shipped_studies
+from headtohead.study.config.spec import read_study
 from headtohead.study.probes import PROBES
 
 
@@ -35,7 +37,7 @@ def size_rows() -> list[dict[str, Any]]:
 
 
 def catalog() -> dict[str, Any]:
-    """Return mechanisms, sizes, corpora, layouts and probes, JSON-ready."""
+    """Return mechanisms, sizes, corpora, layouts, probes and shipped studies, JSON-ready."""
     return {
         "mechanisms": [describe(kind).as_dict() for kind in builtin_mechanisms().values()],
         "sizes": size_rows(),
@@ -45,7 +47,18 @@ def catalog() -> dict[str, Any]:
             {"name": name, "argument": probe.argument, "of": probe.of, "about": probe.about}
             for name, probe in PROBES.items()
         ],
+        "studies": study_rows(),
     }
+
+
+def study_rows() -> list[dict[str, Any]]:
+    """Return the name, the title and the number of claims of every shipped study, JSON-ready."""
+    rows = []
+    for name, path in shipped_studies().items():
+        values = read_study(path)
+        title = values["paper"]["title"] if "paper" in values else values.get("name", name)
+        rows.append({"name": name, "title": title, "claims": len(values.get("claim", ()))})
+    return rows
 
 
 def check(arm: str | type[Mechanism], *, compile: bool = False) -> Verification:

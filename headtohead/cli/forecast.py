@@ -15,7 +15,7 @@ from headtohead.study.store.manifest import metric_label
 
 
 def command(
-    study: Annotated[str | None, flag("STUDY.toml")] = None,
+    study: Annotated[str | None, flag("STUDY")] = None,
     *,
     settings: StudyOptions = StudyOptions(),  # noqa: B008  frozen
     where: DeviceOptions = DeviceOptions(),  # noqa: B008  frozen
@@ -30,7 +30,7 @@ def command(
     Example: h2h forecast mine.toml --out races/mine --spread 0.01
 
     Args:
-        study: study file; the options override its settings (default: none)
+        study: study file, or a shipped study: h2h list studies (default: none)
         out: study directory whose finished runs give speed and spread (default: none)
         spread: standard deviation over seeds of the paired difference (default: from --out)
         json_: print one JSON document

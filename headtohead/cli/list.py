@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from headtohead import api
-from headtohead.api.catalog import size_rows
+from headtohead.api.catalog import size_rows, study_rows
 from headtohead.cli.shared.options import Json, flag
 from headtohead.cli.shared.pages import option_values, write_pages
 from headtohead.cli.shared.tables import print_table, say_wrapped, width
@@ -20,6 +20,7 @@ from headtohead.mechanisms.contract.describe import Description, describe
 from headtohead.mechanisms.contract.options import value_text
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.model.layout import NAMED_LAYOUTS, parse_layout
+from headtohead.study.config.shipped import shipped_studies
 from headtohead.study.probes import PROBES
 
 
@@ -35,7 +36,7 @@ def command(
     Example: h2h list sharing
 
     Args:
-        name: a mechanism, FILE.py:Class, or a section: mechanisms, sizes, corpora, layouts, probes (default: all)
+        name: a mechanism, FILE.py:Class, or a section: mechanisms, sizes, corpora, layouts, probes, studies (default: all)
         json_: print one JSON document with everything
         pages: write one Markdown page per mechanism into this directory instead (default: none)
         probes: the same as h2h list probes
@@ -65,6 +66,7 @@ def _show_all() -> None:
         "corpora": corpus_names(),
         "layouts": (*(f"{name}(x)" for name in sorted(NAMED_LAYOUTS)), "(a b)*3", "a*6"),
         "probes": PROBES,
+        "studies": shipped_studies(),
     }
     for section, names in listed.items():
         # A name is not separated from what follows it.
@@ -109,12 +111,19 @@ def _show_probes() -> None:
     print_table('probes, as probes = ["indicators", "tasks:lambada"] or --probes', columns, rows)
 
 
+def _show_studies() -> None:
+    rows = [(row["name"], row["title"], row["claims"] or "") for row in study_rows()]
+    print_table("", ("study", "title", "claims"), rows, right=("claims",))
+    say("\nh2h race NAME runs a study; h2h reproduce NAME runs one with claims and decides them.")
+
+
 SECTIONS: dict[str, Callable[[], None]] = {
     "mechanisms": _show_mechanisms,
     "sizes": _show_sizes,
     "corpora": _show_corpora,
     "layouts": _show_layouts,
     "probes": _show_probes,
+    "studies": _show_studies,
 }
 
 

@@ -145,5 +145,5 @@ def overview(group: str = "") -> str:
         "Exit codes: 0 done; 1 something needs attention; 2 wrong input; 3 a race stopped with work left\n"
         "            by --time-limit or Ctrl-C, the same command continues; 130 another command interrupted\n"
     )
-    start = "Start with: h2h race --arms standard sharing:tie=kv --tokens 500k --seeds 3"
+    start = "Start with: h2h race quick, or h2h race --arms standard sharing:tie=kv --tokens 500k --seeds 3"
     return "\n".join([head, *rows, explained, codes, start])

@@ -9,7 +9,7 @@ from headtohead.cli.shared.results import show_left, show_result
 
 
 def command(
-    study: Annotated[str | None, flag("STUDY.toml")] = None,
+    study: Annotated[str | None, flag("STUDY")] = None,
     *,
     settings: StudyOptions = StudyOptions(),  # noqa: B008  frozen
     run: RunOptions = RunOptions(),  # noqa: B008  frozen
@@ -23,7 +23,7 @@ def command(
     Example: h2h race --arms standard sharing:tie=kv ./mine.py:Mine --tokens 500k --out races/mine
 
     Args:
-        study: study file; the options override its settings (default: none)
+        study: study file, or a shipped study: h2h list studies (default: none)
         out: directory of runs and report (default: races/NAME or races/ARMS-on-DATASET)
         extend: continue the study in --out with other datasets, sizes or rules
         track: trackers that receive the metrics: tensorboard, wandb (default: none)

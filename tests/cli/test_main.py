@@ -300,7 +300,7 @@ MISTAKES = [
     (["data", "prepare", "hatexplane"], "unknown corpus or task 'hatexplane'; did you mean 'hatexplain'"),
     (["data", "prepare", "recall:pears=1"], "unknown option of recall 'pears'; did you mean 'pairs'"),
     (["data", "prepair"], "did you mean 'data prepare'"),
-    (["race"], "needs arms"),
+    (["race"], "h2h race quick"),
     (["race", "--arms", "standrd"], "did you mean 'standard'"),
     (["race", "--arms", "sharing:tie=kw"], "unknown value for tie 'kw'"),
     (["race", "--arms", "even(standard"], "is missing"),
@@ -626,3 +626,14 @@ def test_the_package_runs_as_a_module_and_imports_nothing_slow() -> None:
     # Each of these takes as long to import as the whole package; benchmarks/imports.py measures it.
     slow = {"altair", "vl_convert", "pandas", "torch._inductor", "transformers", "datasets"}
     assert not slow & set(found.stdout.split())
+
+
+def test_shipped_studies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    run("list", "studies")
+    out = capsys.readouterr().out
+    assert "The quick race" in out
+    assert "h2h reproduce NAME" in out
+    run("list", "--json", "studies")
+    rows = json.loads(capsys.readouterr().out)["studies"]
+    assert {row["name"]: row["claims"] for row in rows}["quick"] == 0
+    assert {row["name"]: row["claims"] for row in rows}["sharing"] == 14

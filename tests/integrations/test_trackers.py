@@ -173,11 +173,11 @@ def test_the_shell_tracks_and_rejects_unknown_trackers(
 
 
 @pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
-def test_a_missing_library_is_named_with_its_extra_before_anything_runs(
+def test_a_missing_library_is_named_with_its_command_before_anything_runs(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=rf"tracker '{name}' cannot be used.*headtohead\[track\]"):
+    with pytest.raises(UserError, match=rf"tracker '{name}' cannot be used.*pip install {name}\)"):
         study(story).run(tmp_path / "out", quiet=True, track=[name])
     assert not (tmp_path / "out").exists()
 

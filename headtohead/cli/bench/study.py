@@ -13,7 +13,7 @@ from headtohead.common.terminal import say, say_json
 
 
 def command(
-    study: Annotated[str | None, flag("STUDY.toml")] = None,
+    study: Annotated[str | None, flag("STUDY")] = None,
     *,
     settings: StudyOptions = StudyOptions(),  # noqa: B008  frozen
     run: RunOptions = RunOptions(),  # noqa: B008  frozen
@@ -22,7 +22,7 @@ def command(
     """Run a whole study and show where its time went: wall-clock by phase, tokens/s, share of time the device worked.
 
     Args:
-        study: study file; the options override its settings (default: none)
+        study: study file, or a shipped study: h2h list studies (default: none)
         out: new directory that keeps the study (default: a temporary one)
     """
     document = api.bench_study(settings.study(study), out=out, **run.arguments())

@@ -338,7 +338,9 @@ def _arms(given: Any) -> tuple[Arm, ...]:
     if isinstance(given, str | type) or given is None or isinstance(given, Mapping):
         given = [] if given is None else [given]
     if not isinstance(given, list | tuple) or not given:
-        raise UserError("a study needs arms, such as arms = ['standard', 'sharing:tie=kv']")
+        raise UserError(
+            "a study needs arms, such as arms = ['standard', 'sharing:tie=kv']; h2h race quick runs a shipped study"
+        )
     arms: list[Arm] = []
     for entry in given:
         arm = _arm(entry)
