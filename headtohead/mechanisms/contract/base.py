@@ -130,6 +130,10 @@ class Frame:
         """Add a training-only loss term; it is logged separately under its name."""
         self.losses[name] = self.losses[name] + value if name in self.losses else value
 
+    def first(self, name: str, value: Tensor) -> Tensor:
+        """Return the value that the first layer to call this with `name` passed in this forward pass: shared across layers."""
+        return self.state.first.setdefault(name, value)
+
     def positions(self, device: torch.device, keys: bool = False) -> Tensor:
         """Return the positions of x's rows (time,), or of all keys so far; (batch, ...) if padding shifts them."""
         if self.state.place is not None and not keys:

@@ -1,6 +1,7 @@
-"""State of one forward pass that mechanisms do not read: rotary tables, the position of a captured decoding step, single rows.
+"""State of one forward pass that mechanisms do not read: rotary tables, the position of a captured decoding step, single rows,
+tensors of the first layer.
 
-`Frame.rotate`, `Frame.positions` and `Frame.attend` apply it.
+`Frame.rotate`, `Frame.positions`, `Frame.attend` and `Frame.first` apply it.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class ForwardState:
     """(batch,): the row of each sequence requested from this layer; None: every row."""
     tables: dict[tuple[int, int, torch.dtype], Tensor] = dataclasses.field(default_factory=dict)
     """Rotary tables of `place`, looked up once for all layers."""
+    first: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    """What the first layer that called `Frame.first` passed, by name."""
 
     def placed_table(self, rotary: Rotary, place: Tensor, x: Tensor) -> Tensor:
         """Return the rotary table of `place` for x (batch, heads, 1, dim)."""
