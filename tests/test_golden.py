@@ -43,6 +43,12 @@ GOLDEN = {
         "latent": 5.049750,
         "gated_linear": 4.524989,
         "factorised": 5.339662,
+        "gated": 4.723691,
+        "sink": 4.976181,
+        "exclusive": 4.901509,
+        "forgetting": 4.393721,
+        "value_residual": 4.878810,
+        "canon": 5.058078,
     }
 }
 

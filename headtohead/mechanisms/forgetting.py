@@ -55,12 +55,12 @@ class Forgetting(Variant):
     name: ClassVar[str] = "forgetting"
     Options: ClassVar[type] = ForgettingOptions
     supports: ClassVar[Supports] = Supports(bidirectional=False)
-    tags: ClassVar = {**Variant.tags, "forget": Circuit("own", follows="qk")}
+    tags: ClassVar = {**Variant.tags, "forget_gate": Circuit("own", follows="qk")}
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options)
         # The offset is part of the gate, not a model bias.
-        self.forget = nn.Linear(shape.width, self.heads, bias=True)
+        self.forget_gate = nn.Linear(shape.width, self.heads, bias=True)
 
     def position(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k, v, without rotary positions unless `rope`."""
@@ -76,7 +76,7 @@ class Forgetting(Variant):
 
     def _sums(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
         """Return c (batch, heads, time, 1), at least float32; a padding token does not decay."""
-        logits = self.forget(x)
+        logits = self.forget_gate(x)
         logs = F.logsigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32)))
         if frame.padding is not None:
             logs = logs * frame.padding[:, frame.start :, None]

@@ -12,7 +12,7 @@ from tests.references.heads import affine, attended, joined, projected
 
 def expected(x: Tensor, p: dict[str, Tensor], options: Any, *, heads: int, positions: str) -> Tensor:
     """Return one sequence's output (time, width)."""
-    f = 1 / (1 + torch.exp(-affine(x, p, "forget")))
+    f = 1 / (1 + torch.exp(-affine(x, p, "forget_gate")))
 
     def weigh(head: int, i: int, seen: list[int], scores: Tensor) -> Tensor:
         decays = [sum((torch.log(f[t, head]) for t in range(j + 1, i + 1)), x.new_zeros(())) for j in seen]

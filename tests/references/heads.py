@@ -36,7 +36,11 @@ def positioned(rows: Rows, p: dict[str, Tensor], gain: str, rope: bool) -> Rows:
 
 
 def attended(
-    q: Rows, k: Rows, v: Rows, window: int = 0, weigh: Callable[[int, int, list[int], Tensor], Tensor] | None = None
+    q: Rows,
+    k: Rows,
+    v: Rows,
+    window: int = 0,
+    weigh: Callable[[int, int, list[int], Tensor], Tensor] | None = None,
 ) -> Rows:
     """Return sum_j a_ij v_j of every head and token; `weigh(head, i, seen, scores)` replaces the softmax of the scores."""
     mixed: Rows = []
@@ -46,7 +50,9 @@ def attended(
             seen = [j for j in range(i + 1) if not window or i - j < window]
             scores = torch.stack([query @ k[h][j] / math.sqrt(len(query)) for j in seen])
             weights = torch.softmax(scores, 0) if weigh is None else weigh(h, i, seen, scores)
-            mixed[h].append(sum((a * v[h][j] for a, j in zip(weights, seen, strict=True)), torch.zeros_like(v[h][0])))
+            mixed[h].append(
+                sum((a * v[h][j] for a, j in zip(weights, seen, strict=True)), torch.zeros_like(v[h][0]))
+            )
     return mixed
 
 

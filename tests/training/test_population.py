@@ -79,6 +79,8 @@ ARMS = (
     "(kuramoto_gated standard)*1",
     "(standard coupled)*1",
     "first(latent)",
+    "sink:bias=zero,kv_heads=2,window=4",
+    "forgetting:rope=true,kv_heads=2,window=4",
 )
 
 
