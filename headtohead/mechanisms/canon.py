@@ -16,8 +16,8 @@ rotary ones; linear attention with these layers rivals Mamba2. On text at 1.3B a
 noisy.
 
 Watch: The paper's main results use all four positions, A to D. The convolutions add 4 D (A) and 12 D (B) parameters; their
-multiplications, K per channel, are not matrix products and are not in the FLOPs. The cache also keeps the last K - 1 inputs
-of each convolution, per sequence. They look back even in a bidirectional model.
+multiplications, K per channel, are not matrix products and are not in the FLOPs. The cache also keeps the last K inputs of
+each convolution, per sequence. They look back even in a bidirectional model.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class Canon(Variant):
     name: ClassVar[str] = "canon"
     Options: ClassVar[type] = CanonOptions
     tags: ClassVar = {**Variant.tags, "canon_x": "both", "canon_q": "qk", "canon_k": "qk", "canon_v": "ov"}
+    canon_x: Tensor
+    canon_q: Tensor
+    canon_k: Tensor
+    canon_v: Tensor
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options)
@@ -91,12 +95,7 @@ class Canon(Variant):
         before, time = self.options.kernel - 1, h.shape[1]
         if frame.padding is not None:
             h = h * frame.padding[:, frame.start :, None]
-        if cache is None:
-            longer = F.pad(h, (0, 0, before, 0))
-        else:
-            recent = cache.tensors[name]
-            longer = torch.cat((recent.to(h.dtype), h), 1)
-            recent.copy_(longer[:, -before:])
+        longer = F.pad(h, (0, 0, before, 0)) if cache is None else _after_recent(name, h, cache)
         weight = weight.to(h.dtype)
         for i in range(before + 1):
             h = h + weight[i] * longer[:, before - i : before - i + time]
@@ -104,15 +103,32 @@ class Canon(Variant):
 
     def cache_spec(self) -> tuple[Entry, ...]:
         """Keys and values of every token or of the window, and the last inputs of each convolution."""
-        before, width = self.options.kernel - 1, self.shape.width
+        kernel, width = self.options.kernel, self.shape.width
         joined = width + 2 * self.kv_heads * self.dim
         return (
             *super().cache_spec(),
-            *((Entry("x", (before, width), "sequence"),) if "A" in self.options.at else ()),
-            *((Entry("qkv", (before, joined), "sequence"),) if "B" in self.options.at else ()),
+            *((Entry("x", (kernel, width), "sequence"),) if "A" in self.options.at else ()),
+            *((Entry("qkv", (kernel, joined), "sequence"),) if "B" in self.options.at else ()),
         )
 
     @property
     def graph_safe(self) -> bool:
-        """True with every option: the last inputs are shifted, wherever they are in the sequence."""
+        """True with every option: the position in the ring of last inputs comes from the cache."""
         return self.graph_safe_stages()
+
+
+def _after_recent(name: str, h: Tensor, cache: Cache) -> Tensor:
+    """Return the kernel - 1 inputs before h (batch, time, channels), then h, whose last rows replace older ones.
+
+    The entry (batch, kernel, channels) is a ring: position p is in row p modulo kernel, so that a step that is run again at
+    the same position changes nothing. Rows of positions before the first token were never written and are zero.
+    """
+    ring, time = cache.tensors[name], h.shape[1]
+    kernel = ring.shape[1]
+    start = cache.length if cache.place is None else cache.place
+    earlier = (torch.arange(1 - kernel, 0, device=h.device) + start) % kernel
+    longer = torch.cat((ring.index_select(1, earlier).to(h.dtype), h), 1)
+    kept = min(time, kernel)
+    rows = (torch.arange(time - kept, time, device=h.device) + start) % kernel
+    ring.index_copy_(1, rows, h[:, time - kept :].to(ring.dtype))
+    return longer

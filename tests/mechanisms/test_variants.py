@@ -271,7 +271,7 @@ def test_a_first_layer_has_no_shares() -> None:
     [
         *[(name, 0) for name in ("gated", "sink", "exclusive", "value_residual")],
         ("forgetting", 4 * 10 * 4 + 4 * 4),  # one float32 per token and head, and one per head
-        ("canon", 3 * (16 + 48) * 2),  # the last three inputs of both convolutions, bf16
+        ("canon", 4 * (16 + 48) * 2),  # the last four inputs of both convolutions, bf16
     ],
 )
 def test_cache_bytes_beyond_standards(arm: str, more: int) -> None:
