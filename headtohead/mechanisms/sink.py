@@ -75,8 +75,8 @@ class Sink(Variant):
         scores = (q * self.dim**-0.5) @ per_query_head(k, q).mT
         mask = frame.mask(q.device, self.window, keys=k.shape[-2])
         scores = scores.masked_fill(~mask, float("-inf"))
-        sink = self._score(scores).expand_as(scores[..., :1])
-        return torch.cat((sink, scores), -1).softmax(-1)[..., 1:]
+        passed = torch.sigmoid(scores.logsumexp(-1, keepdim=True) - self._score(scores))
+        return torch.softmax(scores, -1) * passed
 
     def _with_sink_key(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> Tensor:
         """Return the same as the map times the values, for as many queries as keys, by fused attention."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headtohead.common.errors import UserError
+from headtohead.interpret.maps import layer_maps
 from headtohead.kernels import plain
 from headtohead.mechanisms.contract.base import Frame, Mechanism, Rotary, Shape, seeded_draw
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
@@ -106,7 +107,7 @@ def test_a_model_of_value_residuals_is_standard_only_without_the_first_values(
 
 
 @pytest.mark.parametrize("bias", ["learned", "zero"])
-def test_a_sink_scales_standard_attention_by_a_sigmoid_of_its_normalizer(bias: str) -> None:
+def test_a_sink_is_one_more_term_of_the_normalizer(bias: str) -> None:
     sink, x = build(f"sink:bias={bias}"), inputs()
     score = torch.tensor([0.5, -1.0, 2.0, 0.0]) if bias == "learned" else torch.zeros(HEADS)
     if bias == "learned":
@@ -114,9 +115,10 @@ def test_a_sink_scales_standard_attention_by_a_sigmoid_of_its_normalizer(bias: s
     frame = Frame(time=TIME)
     q, k, v = sink.positioned(x, frame)
     scores = (q @ k.mT * sink.dim**-0.5).masked_fill(~frame.mask(x.device), float("-inf"))
-    passed = torch.sigmoid(scores.logsumexp(-1, keepdim=True) - score.double()[:, None, None])
-    assert torch.allclose(sink.mix(q, k, v, frame, None), passed * (scores.softmax(-1) @ v), rtol=1e-10)
-    assert torch.allclose(sink.attention_map(x, frame).sum(-1, keepdim=True), passed, rtol=1e-10)
+    weights = scores.exp() / (score.double().exp()[:, None, None] + scores.exp().sum(-1, keepdim=True))
+    assert torch.allclose(sink.mix(q, k, v, frame, None), weights @ v, rtol=1e-10)
+    assert torch.allclose(sink.attention_map(x, frame), weights, rtol=1e-10)
+    assert weights.sum(-1).max() < 1
 
 
 @pytest.mark.parametrize(
@@ -278,6 +280,12 @@ def test_cache_bytes_beyond_standards(arm: str, more: int) -> None:
     entries = build(arm).cache_spec()
     usual = 2 * 10 * 16 * 2
     assert sum(entry.bytes(1, 10, torch.bfloat16) for entry in entries) == usual + more
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_maps_have_a_largest_score(name: str) -> None:
+    found = layer_maps(decoder(name), TOKENS)
+    assert all(layer.weights is not None and layer.largest_score for layer in found)
 
 
 @pytest.mark.parametrize("name", NAMES)
