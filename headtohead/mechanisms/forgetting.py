@@ -13,9 +13,9 @@ matrix of all D_ij is formed. Decoding caches c.
 
 Arms: forgetting:rope=true forgetting:kv_heads=2
 
-Claims: At 760M parameters and 48B tokens, lower loss than a transformer with rotary positions at every position of the
-context, better extrapolation to longer contexts and better short-context tasks; as good as the transformer at finding a
-needle in a long text, where recurrent models fail.
+Claims: Better than a transformer with rotary positions in long-context language modeling, in extrapolation to longer
+contexts and on short-context tasks; as good on long-context tasks, such as finding a needle in a long text, where recurrent
+models fail.
 
 Watch: The gates start near 1/2: at initialization a score falls by 0.7 per token. This is the plain layer: the paper's "Pro"
 block also has an output gate (see `gated`), an output norm, normalized queries and keys (`qk_norm=true`), and shifted keys

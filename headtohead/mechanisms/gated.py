@@ -10,9 +10,9 @@ W_o, the best of those compared there, and the form used in Qwen3-Next. `gate=el
 
 Arms: gated:gate=head gated:kv_heads=2
 
-Claims: At 15B (mixture of experts) and 1.7B (dense), with up to 3.5T tokens, the gate improves loss and benchmarks, allows
-larger learning rates, removes loss spikes, and the first token no longer collects most of the attention. The paper gives two
-reasons: W_v and W_o are no longer one linear map, and the gates are sparse.
+Claims: At 15B (mixture of experts) and 1.7B (dense), with up to 3.5T tokens, the gate improves loss and benchmarks, makes
+training more stable, allows larger learning rates, and the first token no longer collects most of the attention. The paper
+gives two reasons: W_v and W_o are no longer one linear map, and the gates are sparse.
 
 Watch: `gate=element` has 5 D² parameters per layer where standard has 4 D²: race it with `shape = params`; `gate=head` adds
 only D h. A gate starts near 1/2, which halves the attention part of the residual stream at initialization. The attention map

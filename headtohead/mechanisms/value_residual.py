@@ -9,8 +9,8 @@ keeps them at 1/2.
 
 Arms: value_residual:mix=fixed value_residual:kv_heads=2
 
-Claims: The loss of a transformer with 16.1 % fewer parameters and 20.3 % less training data (82M to 468M, 20B tokens), less
-attention on the first token, no change of memory and little of the cost.
+Claims: The loss of a transformer with 16.1 % fewer parameters or 20.3 % less training data (version 5; version 4 has 13.3 %
+and 15.4 %), at about the same memory and cost.
 
 Watch: FLOPs and cache are standard's: the cache holds the mixed values. In a hybrid, "first" is the first layer that is
 `value_residual`, with as many value heads: in `(standard value_residual)*3` it is layer 2, which then mixes its values with
