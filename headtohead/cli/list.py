@@ -140,7 +140,7 @@ def _described(name: str) -> Description:
 def _show_mechanism(found: Description) -> None:
     say_wrapped(f"{found.name}: {found.summary}")
     if found.alone:
-        say_wrapped(f"Its runs cannot be rows of a population: {found.alone}")
+        say_wrapped(f"Its runs are rows of a population only on request: {found.alone}")
     rows = [
         (option["name"], value_text(option["default"]), option_values(option), option["help"])
         for option in found.options

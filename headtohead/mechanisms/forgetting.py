@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from headtohead.kernels import attention_weights
 from headtohead.kernels.attention.softmax import per_query_head
 from headtohead.kernels.path import is_plain
-from headtohead.mechanisms.contract.base import Cache, Circuit, Entry, Frame, Shape, Supports
+from headtohead.mechanisms.contract.base import NOT_COMPARED, Cache, Circuit, Entry, Frame, Shape, Supports
 from headtohead.mechanisms.contract.options import option
 from headtohead.mechanisms.families.variant import Variant, VariantOptions
 
@@ -54,7 +54,7 @@ class Forgetting(Variant):
 
     name: ClassVar[str] = "forgetting"
     Options: ClassVar[type] = ForgettingOptions
-    supports: ClassVar[Supports] = Supports(bidirectional=False)
+    supports: ClassVar[Supports] = Supports(bidirectional=False, alone=NOT_COMPARED)
     tags: ClassVar = {**Variant.tags, "forget_gate": Circuit("own", follows="qk")}
 
     def __init__(self, shape: Shape, options: Any) -> None:

@@ -87,7 +87,7 @@ def test_decoding_equals_its_plain_reference(shape: tuple[int, ...], turn: str) 
 
 
 ARMS = (
-    *(name for name, kind in builtin_mechanisms().items() if not kind.supports.alone),
+    *builtin_mechanisms(),
     *("coupled:dynamics=leapfrog,force=potential,steps=2", "sharing:tie=kv", "standard:window=16"),
     *("(standard coupled)*1", "first(kuramoto)", "last(gated_linear)"),
 )

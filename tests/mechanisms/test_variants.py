@@ -13,7 +13,6 @@ from headtohead.common.errors import UserError
 from headtohead.interpret.maps import layer_maps
 from headtohead.kernels import plain
 from headtohead.mechanisms.contract.base import Frame, Mechanism, Rotary, Shape, seeded_draw
-from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.mechanisms.exclusive import without_direction
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
@@ -365,7 +364,3 @@ def test_the_other_parameters_are_in_the_circuit_they_serve() -> None:
     }
     found = {name: tag for name, tag in tags.items() if name.startswith(("sink", "canon"))}
     assert found == {"sink": "qk", "canon_x": "both", "canon_q": "qk", "canon_k": "qk", "canon_v": "ov"}
-
-
-def test_they_are_rows_of_a_population() -> None:
-    assert not any(builtin_mechanisms()[name].supports.alone for name in NAMES)

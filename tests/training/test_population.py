@@ -71,7 +71,7 @@ def assert_same(population: PopulationTrainer, separate: list[Trainer], toleranc
 
 
 ARMS = (
-    *(name for name, kind in builtin_mechanisms().items() if not kind.supports.alone),
+    *builtin_mechanisms(),
     "standard:kv_heads=2,qk_norm=true",
     "standard:window=4",
     "coupled:dynamics=leapfrog,force=potential,steps=2",

@@ -69,7 +69,11 @@ class Supports:
     bidirectional: bool = True
     padding: bool = True
     alone: str = ""
-    """Why its runs are trained alone and step by step; empty if they can be rows of a population and replay CUDA graphs."""
+    """Why its runs are trained alone and step by step unless a population is requested; empty if they need not be."""
+
+
+NOT_COMPARED = "its rows and graphs are not yet compared with separate runs on a GPU"
+"""`Supports.alone` of a new mechanism, until `make test-gpu` has passed with it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Description:
     stage: bool
     options: list[dict[str, Any]]
     alone: str
-    """Why its runs cannot be rows of a population; empty if they can."""
+    """Why its runs are rows of a population only on request; empty if they may be by default."""
     idea: str = ""
     equation: str = ""
     arms: tuple[str, ...] = ()
