@@ -92,6 +92,7 @@ for words in ("list", f"race quick {small}", "report races/quick --table latex")
 """
 
 
+@pytest.mark.slow
 def test_the_wheel_races_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
