@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from headtohead.mechanisms.contract.options import option as option
     from headtohead.mechanisms.contract.projected import Projected as Projected
     from headtohead.mechanisms.contract.projected import Stage as Stage
+    from headtohead.mechanisms.contract.score import Learned as Learned
+    from headtohead.mechanisms.contract.score import learned as learned
+    from headtohead.mechanisms.contract.score import score as score
     from headtohead.mechanisms.contract.wrap import wrap as wrap
     from headtohead.mechanisms.families.groups import Group as Group
     from headtohead.mechanisms.kuramoto import Kuramoto as Kuramoto
@@ -73,6 +76,7 @@ _HOME = {
         "headtohead.mechanisms.contract.base",
     ),
     **dict.fromkeys(("Options", "option"), "headtohead.mechanisms.contract.options"),
+    **dict.fromkeys(("Learned", "learned", "score"), "headtohead.mechanisms.contract.score"),
     **dict.fromkeys(("Projected", "Stage"), "headtohead.mechanisms.contract.projected"),
     **dict.fromkeys(("export_runs", "import_runs"), "headtohead.study.store.archive"),
     "Group": "headtohead.mechanisms.families.groups",

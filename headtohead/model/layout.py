@@ -4,8 +4,9 @@
     item     = unit ["*" count]
     unit     = composed | "(" layout ")" | name "(" composed ")"
     composed = term ("+" term)*
-    term     = name [":" option "=" value ("," option "=" value)*] | path.py ":" Class [":" options]
+    term     = name [":" [variant ","] option "=" value ("," option "=" value)*] | path.py ":" Class [":" options]
 
+A variant is a value of the option that selects others, such as the score function of `flex:softcap,cap=20`.
 Values may be parenthesized and nested: `sharing:value_mix=(1,-1)`. Without a count a layout fills the model; with one it
 must equal the model's number of layers.
 """
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from headtohead.common.errors import UserError, suggestion
 from headtohead.common.text import check_plain
 from headtohead.mechanisms.contract.registry import builtin_mechanisms, find_mechanism
+from headtohead.mechanisms.contract.score import Score
 from headtohead.mechanisms.contract.terms import Composed, Term, class_term, file_term, named_term
 
 
@@ -84,9 +86,9 @@ class Layout:
         return all(composed.portable for composed in self.pattern)
 
 
-def parse_layout(given: str | type) -> Layout:
-    """Return the layout of an arm given as text, or of a mechanism class passed in Python."""
-    if isinstance(given, type):
+def parse_layout(given: str | type | Score) -> Layout:
+    """Return the layout of an arm given as text, or of a mechanism class or score function passed in Python."""
+    if isinstance(given, type | Score):
         composed = Composed((class_term(given),))
         return Layout(composed.text, (composed,))
     return _Parser(check_plain(given, "an arm")).whole()
@@ -190,16 +192,20 @@ class _Parser:
         if path := self.take(r"[^\s*+()=]+\.py(?![^\s:*+()])"):
             # A name after the colon is a class, unless an equals sign makes it an option of the file's only mechanism.
             class_name = self.take(r":[A-Za-z_]\w*\b(?!\s*=)").removeprefix(":")
-            return file_term(path, class_name, self.options())
+            return file_term(path, class_name, self.options(after="[:,]" if class_name else ":"))
         name = self.take(r"[^\s:*+()=,]+", "a mechanism's name")
         if name not in builtin_mechanisms():
             close, allowed = suggestion(name, builtin_mechanisms()), ", ".join(builtin_mechanisms())
             raise UserError(f"unknown mechanism '{name}'{close} (allowed: {allowed}, or FILE.py)")
-        return named_term(name, self.options())
+        return named_term(name, self.options(builtin_mechanisms()[name].Options))
 
-    def options(self) -> dict[str, str]:
+    def options(self, known: type | None = None, after: str = ":") -> dict[str, str]:
         options: dict[str, str] = {}
-        more = self.take(":")
+        more = self.take(after)
+        selector = getattr(known, "selector", "")
+        if more and selector and (variant := self.take(r"[A-Za-z_]\w*\b(?!\s*=)")):
+            options[selector] = variant
+            more = self.take(",")
         while more:
             name = self.take(r"[A-Za-z_]\w*", "an option's name")
             self.take(r"\s*=", "'='")

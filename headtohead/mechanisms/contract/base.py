@@ -486,8 +486,11 @@ class Mechanism(Component):
 
 
 def default_label(name: str, options: Any) -> str:
-    """Return the name with the options that differ from their defaults."""
-    changed = ",".join(f"{key}={value_text(value)}" for key, value in changed_options(options).items())
+    """Return the name with the options that differ from their defaults, a selected variant by its name alone."""
+    selector = getattr(options, "selector", "")
+    values = {key: value_text(value) for key, value in changed_options(options).items()}
+    first = [values.pop(selector)] if selector in values else []
+    changed = ",".join([*first, *(f"{key}={text}" for key, text in values.items())])
     return f"{name}:{changed}" if changed else name
 
 

@@ -32,6 +32,8 @@ class Options:
 
     cases: ClassVar[str] = ""
     """Settings for `examples`, written as in arms and separated by spaces: `window=3 kv_heads=1,window=5`."""
+    selector: ClassVar[str] = ""
+    """The option that selects one of `variants`; an arm may write its value alone: `flex:softcap`."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -40,6 +42,11 @@ class Options:
 
     def validate(self) -> None:
         """Raise an error that gives the reason if values contradict each other."""
+
+    @classmethod
+    def variants(cls) -> Mapping[str, type[Options]]:
+        """Return the class of options for each value of `selector`: this one, or derived with further fields."""
+        return {}
 
     @classmethod
     def examples(cls) -> list[Options]:
@@ -54,6 +61,8 @@ class Options:
 
 def build_options(owner: str, cls: type, given: Mapping[str, Any]) -> Any:
     """Return `cls(**given)` with strings parsed; errors name the option and the allowed values."""
+    if getattr(cls, "selector", ""):
+        owner, cls, given = _select(owner, cls, given)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
     values = {}
@@ -73,6 +82,37 @@ def build_options(owner: str, cls: type, given: Mapping[str, Any]) -> Any:
         raise UserError(f"{owner}: {error}") from None
 
 
+def _select(
+    owner: str, cls: type[Options], given: Mapping[str, Any]
+) -> tuple[str, type[Options], dict[str, Any]]:
+    """Return the selected variant with its name, and the options; `softcap=30` sets the first option of `softcap`."""
+    variants, given = cls.variants(), dict(given)
+    usual = next(field.default for field in dataclasses.fields(cls) if field.name == cls.selector)
+    if cls.selector not in given and (short := next((name for name in given if name in variants), None)):
+        own = variant_fields(cls, variants[short])
+        if not own:
+            raise UserError(f"{owner}: {short} has no options of its own; write {owner}:{short}")
+        value = given.pop(short)
+        if own[0].name in given:
+            raise UserError(f"{owner}: option '{own[0].name}' of {short} is given twice")
+        given |= {cls.selector: short, own[0].name: value}
+    if cls.selector in given:
+        chosen = given[cls.selector]
+        if chosen not in variants:
+            raise unknown(f"{cls.selector} of {owner}", value_text(chosen), variants)
+        return f"{owner}:{chosen}", variants[chosen], given
+    names = {field.name for field in dataclasses.fields(variants[usual])}
+    if other := next((name for name in given if name not in names), None):
+        raise unknown(f"option or {cls.selector} of {owner}", other, {*names, *variants})
+    return owner, variants[usual], given
+
+
+def variant_fields(cls: type[Options], variant: type[Options]) -> list[dataclasses.Field[Any]]:
+    """Return the fields that a variant adds to its class."""
+    usual = {field.name for field in dataclasses.fields(cls)}
+    return [field for field in dataclasses.fields(variant) if field.name not in usual]
+
+
 def options_as_dict(options: Any) -> dict[str, Any]:
     """Return every option with its value, JSON-ready."""
     return {name: _listed(value) for name, value in _items(options)}
@@ -85,20 +125,24 @@ def changed_options(options: Any) -> dict[str, Any]:
 
 
 def describe_options(cls: type) -> list[dict[str, Any]]:
-    """Return name, type, default, choices and description of each option, for `h2h list`."""
-    rows = []
-    for field in dataclasses.fields(cls):
-        kind, default, choices = field.type, field.default, field.metadata.get("choices")
-        rows.append(
-            {
-                "name": field.name,
-                "type": kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind)),
-                "default": None if default is dataclasses.MISSING else _listed(default),
-                "choices": list(choices) if choices else None,
-                "help": field.metadata.get("help", ""),
-            }
-        )
+    """Return name, type, default, choices and description of each option, for `h2h list`; those of variants last."""
+    rows = [_described(field) for field in dataclasses.fields(cls)]
+    for value, variant in cls.variants().items() if issubclass(cls, Options) else ():
+        for field in variant_fields(cls, variant):
+            row = _described(field)
+            rows.append(row | {"help": f"of {value}: {row['help']}"})
     return rows
+
+
+def _described(field: dataclasses.Field[Any]) -> dict[str, Any]:
+    kind, default, choices = field.type, field.default, field.metadata.get("choices")
+    return {
+        "name": field.name,
+        "type": kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind)),
+        "default": None if default is dataclasses.MISSING else _listed(default),
+        "choices": list(choices) if choices else None,
+        "help": field.metadata.get("help", ""),
+    }
 
 
 def value_text(value: Any) -> str:

@@ -18,6 +18,8 @@ from headtohead.common.files import digest_file
 from headtohead.mechanisms.contract.base import Mechanism
 from headtohead.mechanisms.contract.projected import Stage
 from headtohead.mechanisms.contract.user_code import class_line, user_frame
+from headtohead.mechanisms.contract.score import Score
+from headtohead.mechanisms.contract.scored import scored_mechanism
 
 Kind = type[Mechanism] | type[Stage]
 
@@ -42,15 +44,20 @@ def find_mechanism(name: str) -> Kind:
 
 
 def load_mechanism(path: str, class_name: str = "") -> Kind:
-    """Return a user's mechanism class from a Python file, by default its only one; errors are reported in one line."""
+    """Return a user's mechanism from a Python file, by default its only one: a class, or the class of a score function.
+
+    Errors are reported in one line.
+    """
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"no such file: {path} (given as a mechanism's file)")
     module = _load_module(file.resolve(), digest_file(file, links=True))
     class_name = class_name or _only_mechanism(module, path)
     if not hasattr(module, class_name):
-        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
-        raise unknown(f"class in {path}", class_name, classes)
+        found = {name: value for name, value in vars(module).items() if inspect.isclass(value)}
+        scores = {name: value for name, value in vars(module).items() if isinstance(value, Score)}
+        kind = "class or score function" if scores else "class"
+        raise unknown(f"{kind} in {path}", class_name, {**found, **scores})
     return adopt(getattr(module, class_name), class_name, path)
 
 
@@ -59,9 +66,12 @@ def _only_mechanism(module: ModuleType, path: str) -> str:
     names = [
         name
         for name, value in vars(module).items()
-        if inspect.isclass(value)
-        and issubclass(value, Mechanism | Stage)
-        and value.__module__ == module.__name__
+        if (
+            inspect.isclass(value)
+            and issubclass(value, Mechanism | Stage)
+            and value.__module__ == module.__name__
+        )
+        or (isinstance(value, Score) and value.function.__module__ == module.__name__)
     ]
     if len(names) == 1:
         return names[0]
@@ -69,11 +79,17 @@ def _only_mechanism(module: ModuleType, path: str) -> str:
         raise UserError(
             f"{path} has {len(names)} mechanisms; write {' or '.join(f'{path}:{name}' for name in names)}"
         )
-    raise UserError(f"{path} has no class derived from headtohead.Mechanism; name a class: {path}:ClassName")
+    raise UserError(
+        f"{path} has no class derived from headtohead.Mechanism and no score function; name a class: {path}:ClassName"
+    )
 
 
 def adopt(value: object, name: str, where: str) -> Kind:
     """Return `value` as a mechanism class; a plain nn.Module class gets the defaults of the contract."""
+    if isinstance(value, Score):
+        return scored_mechanism(value)
+    if inspect.isfunction(value):
+        raise UserError(f"{name} in {where} is a function; decorate it with @headtohead.score to race it")
     if not inspect.isclass(value) or not issubclass(value, nn.Module):
         raise UserError(
             f"{where}{class_line(value)}: {name} is not a mechanism; derive the class from headtohead.Mechanism"
@@ -96,6 +112,8 @@ def _load_module(file: Path, source: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+    except UserError:  # a wrong declaration, with its file and line
+        raise
     except SyntaxError as error:
         raise UserError(f"{file}, line {error.lineno}: {error.msg}") from error
     except Exception as error:

@@ -16,6 +16,7 @@ from headtohead.mechanisms.contract.options import build_options, options_as_dic
 from headtohead.mechanisms.contract.projected import Projected, Stage
 from headtohead.mechanisms.contract.registry import Kind, adopt, find_mechanism, load_mechanism
 from headtohead.mechanisms.contract.user_code import user_errors
+from headtohead.mechanisms.contract.score import Score
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def named_term(name: str, given: dict[str, Any]) -> Term:
 
 
 def file_term(path: str, class_name: str, given: dict[str, Any]) -> Term:
-    """Return the term of a class in a user's file; without a name, of its only mechanism."""
+    """Return the term of a class or score function in a user's file; without a name, of its only mechanism."""
     kind = load_mechanism(path, class_name)
     source, program = source_digests(path)
     return Term(kind, build_options(kind.__name__, kind.Options, given), path, source, program)
@@ -82,16 +83,17 @@ def program_digest(source: bytes) -> str:
         return ""
 
 
-def class_term(value: type, given: dict[str, Any] | None = None) -> Term:
-    """Return the term of a class passed in Python; a class defined in a file is named by that file."""
-    file, name = inspect.getsourcefile(value) if _has_file(value) else None, value.__name__
-    if file and getattr(inspect.getmodule(value), name, None) is value:
+def class_term(value: type | Score, given: dict[str, Any] | None = None) -> Term:
+    """Return the term of a class or score function passed in Python; one defined in a file is named by that file."""
+    subject = value.function if isinstance(value, Score) else value
+    file, name = inspect.getsourcefile(subject) if _has_file(subject) else None, subject.__name__
+    if file and getattr(inspect.getmodule(subject), name, None) is value:
         return file_term(file, name, given or {})
     kind = adopt(value, name, "the given arms")
     try:
-        source = digest(inspect.getsource(value))
+        source = digest(inspect.getsource(subject))
     except (OSError, TypeError):
-        source = digest(repr(value))
+        source = digest(repr(subject))
     return Term(kind, build_options(kind.name, kind.Options, given or {}), "", source)
 
 
@@ -162,7 +164,7 @@ class Composed:
         return mechanism
 
 
-def _has_file(value: type) -> bool:
+def _has_file(value: Any) -> bool:
     try:
         return Path(inspect.getsourcefile(value) or "").is_file()
     except TypeError:

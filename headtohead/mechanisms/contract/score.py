@@ -1,0 +1,351 @@
+"""Score functions: one elementwise function of the attention score, the head and the positions is a whole mechanism.
+
+    @h2h.score
+    def softcap(s, head, i, j, cap: float = 30.0):
+        return cap * torch.tanh(s / cap)
+
+`s` is the score q_i . k_j / sqrt(d), `head` the index of the query head, `i` and `j <= i` the positions of query and key:
+tensors that broadcast. The other arguments are options, learned tensors, or facts of the model: `heads` and `context`.
+A pair is hidden by -inf, depending on head, i and j only; a query's own key cannot be hidden.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import typing
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headtohead.common.errors import UserError, first_line, unknown
+from headtohead.kernels.attention.scored import NORMALIZATIONS, Change, visible_to_itself
+from headtohead.mechanisms.contract.options import Options, option
+
+ARGUMENTS = ("s", "head", "i", "j")
+FACTS = ("heads", "context")
+"""Arguments without a default that are given from the model's shape."""
+_EXACT = 2048
+"""Contexts up to this length are counted pair by pair, longer ones on as many rows."""
+
+
+class Learned(Tensor):
+    """The annotation of a learned tensor: `table: h2h.Learned = h2h.learned("heads", 128)`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnedSpec:
+    """A learned tensor of a score function: its dimensions and initial values."""
+
+    dims: tuple[int | str, ...]
+    """Numbers, `heads`, `context`, or names of the function's int options."""
+    init: float
+    std: float
+
+    def size(self, sizes: dict[str, Any]) -> tuple[int, ...]:
+        """Return the dimensions as numbers."""
+        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.dims)
+
+
+def learned(*dims: int | str, init: float = 0.0, std: float = 0.0) -> Any:
+    """Return the default of a learned argument: a parameter of the layer, initially `init` plus normal values of `std`.
+
+    A dimension is a number, `"heads"`, `"context"` or the name of an int option of the function.
+    """
+    return LearnedSpec(dims, float(init), float(std))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Score:
+    """A decorated score function; `call` it with its options."""
+
+    function: Callable[..., Any]
+    normalize: str
+    fields: tuple[tuple[str, type, Any], ...]
+    """Name, type and dataclass field of each option."""
+    learned: dict[str, LearnedSpec]
+    facts: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.function.__name__
+
+    @property
+    def place(self) -> str:
+        """File and line of the function."""
+        return _place(self.function)
+
+    def options_class(self, base: type[Options]) -> type[Options]:
+        """Return a class derived from `base` with the function's options, and the function as its `function`."""
+        taken = [
+            name for name, _, _ in self.fields if name in {field.name for field in dataclasses.fields(base)}
+        ]
+        if taken:
+            raise UserError(
+                f"{self.place}: {self.name} cannot have an option '{taken[0]}'; every layer has one"
+            )
+        # A copy: a field object belongs to one dataclass.
+        fields = [
+            (name, kind, dataclasses.field(default=field.default, metadata=field.metadata))
+            for name, kind, field in self.fields
+        ]
+        title = "".join(word.title() for word in self.name.split("_")) + "Options"
+        made = dataclasses.make_dataclass(
+            title, fields, bases=(base,), frozen=True, namespace={"function": self}
+        )
+        made.__module__, made.__doc__ = self.function.__module__, f"Options of {self.name}."
+        return made
+
+    def sizes(self, options: Any, heads: int, context: int) -> dict[str, Any]:
+        """Return the values that dimensions of learned tensors refer to by name."""
+        own = {name: getattr(options, name) for name, kind, _ in self.fields if kind is int}
+        return own | {"heads": heads, "context": context}
+
+    def failure(self, error: Exception) -> UserError:
+        """Return an error raised inside the function as one line with file and line."""
+        file, line = inspect.getsourcefile(self.function), 0
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == file:
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        place = f"{_short(file)}, line {line}" if file and line else self.place
+        return UserError(f"{place}: {self.name} raised {type(error).__name__}: {first_line(error)}")
+
+    def __call__(self, s: Tensor, head: Tensor, i: Tensor, j: Tensor, **given: Any) -> Tensor:
+        """Return the changed scores; options that are not given have their defaults."""
+        usual = {name: field.default for name, _, field in self.fields}
+        scores: Tensor = self.function(s, head, i, j, **(usual | given))
+        return scores
+
+
+@typing.overload
+def score(function: Callable[..., Any]) -> Score: ...
+@typing.overload
+def score(*, normalize: str = "softmax") -> Callable[[Callable[..., Any]], Score]: ...
+def score(
+    function: Callable[..., Any] | None = None, *, normalize: str = "softmax"
+) -> Score | Callable[[Callable[..., Any]], Score]:
+    """Return a score function, raced as `./FILE.py:NAME`; `normalize` is softmax, or sigmoid of each score by itself."""
+    if function is None:
+        return lambda function: declare(function, normalize)
+    return declare(function, normalize)
+
+
+def declare(function: Callable[..., Any], normalize: str) -> Score:
+    """Return the declaration of a function; an error names the argument and what is allowed."""
+    place = _place(function)
+    if normalize not in NORMALIZATIONS:
+        raise UserError(f"{place}: {unknown('normalization', str(normalize), NORMALIZATIONS)}")
+    name, parameters = function.__name__, list(inspect.signature(function).parameters.values())
+    given = tuple(parameter.name for parameter in parameters)
+    if given[:4] != ARGUMENTS:
+        raise UserError(
+            f"{place}: {name}({', '.join(given)}) must begin with (s, head, i, j); options follow: cap: float = 30.0"
+        )
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception as error:
+        raise UserError(f"{place}: an annotation of {name} cannot be read: {first_line(error)}") from error
+    found = Score(function, normalize, (), {}, ())
+    for parameter in parameters[4:]:
+        found = _with_argument(found, parameter, hints.get(parameter.name), place)
+    known = {*FACTS, *(name for name, kind, _ in found.fields if kind is int)}
+    for argument, spec in found.learned.items():
+        for dim in spec.dims:
+            if not (dim in known if isinstance(dim, str) else isinstance(dim, int) and dim > 0):
+                allowed = ", ".join(sorted(known))
+                raise UserError(
+                    f"{place}: dimension {dim!r} of learned {argument} is not a number above 0 or one of {allowed}"
+                )
+    return found
+
+
+def _with_argument(found: Score, parameter: inspect.Parameter, hint: Any, place: str) -> Score:
+    """Return the declaration with one more argument: a fact, a learned tensor or an option."""
+    name, default = parameter.name, parameter.default
+    where = f"{place}: argument {name} of {found.name}"
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        raise UserError(f"{where} is variable; name each option: cap: float = 30.0")
+    if isinstance(default, LearnedSpec):
+        return dataclasses.replace(found, learned={**found.learned, name: default})
+    if default is parameter.empty:
+        if name in FACTS:
+            return dataclasses.replace(found, facts=(*found.facts, name))
+        raise UserError(f"{where} has no default; write {name}: float = 1.0 (without one: heads and context)")
+    field = default if isinstance(default, dataclasses.Field) else option(default, f"option of {found.name}")
+    kind, choices = _kind_of(hint, field.default, where)
+    value = _default(kind, choices, field.default, where)
+    metadata = {**field.metadata, **({"choices": choices} if choices else {})}
+    made = dataclasses.field(default=value, metadata=metadata)
+    return dataclasses.replace(found, fields=(*found.fields, (name, kind, made)))
+
+
+def _kind_of(hint: Any, default: Any, where: str) -> tuple[type, tuple[str, ...] | None]:
+    """Return the type of an option and its choices, from its annotation or else its default."""
+    if typing.get_origin(hint) is typing.Literal:
+        choices = typing.get_args(hint)
+        if all(isinstance(choice, str) for choice in choices):
+            return str, choices
+    kind = type(default) if hint is None else hint
+    if kind in (int, float, bool):
+        return kind, None
+    shown = getattr(kind, "__name__", None) or str(kind)
+    raise UserError(
+        f"{where} has type {shown}; allowed are int, float, bool, Literal of texts, and h2h.Learned = h2h.learned(...)"
+    )
+
+
+def _default(kind: type, choices: tuple[str, ...] | None, default: Any, where: str) -> Any:
+    if choices and default in choices:
+        return default
+    if not choices and (type(default) is kind or (kind is float and type(default) is int)):
+        return kind(default)
+    allowed = " or ".join(choices) if choices else f"a {kind.__name__}"
+    raise UserError(f"{where} has the default {default!r}; it must be {allowed}")
+
+
+# A function with its options, and what is verified of it.
+
+
+@cache
+def bind(options: Any, heads: int, context: int) -> Change:
+    """Return (s, head, i, j, *learned) -> scores with options and facts filled in; one object for equal options.
+
+    It never sees j > i, so that a logarithm or a table of i - j needs no special case for pairs that are masked.
+    """
+    found: Score = options.function
+    facts = {"heads": heads, "context": context}
+    fixed = {name: getattr(options, name) for name, _, _ in found.fields}
+    fixed |= {name: facts[name] for name in found.facts}
+    names, function = tuple(found.learned), found.function
+
+    def change(s: Tensor, head: Tensor, i: Tensor, j: Tensor, *tables: Tensor) -> Tensor:
+        given = dict(zip(names, tables, strict=True))
+        scores: Tensor = function(s, head, i, torch.minimum(j, i), **fixed, **given)
+        return scores
+
+    def checked(s: Tensor, head: Tensor, i: Tensor, j: Tensor, *tables: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return change(s, head, i, j, *tables)
+        try:
+            scores = change(s, head, i, j, *tables)
+        except (torch.OutOfMemoryError, MemoryError, UserError):
+            raise
+        except Exception as error:
+            raise found.failure(error) from error
+        return _checked(found, s, scores)
+
+    checked.__name__ = found.name
+    return checked
+
+
+def _checked(found: Score, s: Tensor, scores: Any) -> Tensor:
+    """Return the scores in the precision of s, or raise if they have another shape or are no numbers."""
+    if not isinstance(scores, Tensor):
+        raise UserError(
+            f"{found.place}: {found.name} returned a {type(scores).__name__}, not a tensor of scores"
+        )
+    if scores.shape != s.shape:
+        raise UserError(
+            f"{found.place}: {found.name} returned shape {tuple(scores.shape)} for s {tuple(s.shape)}; "
+            "it must keep the shape of s"
+        )
+    if not scores.is_floating_point():
+        kind = str(scores.dtype).removeprefix("torch.")
+        raise UserError(f"{found.place}: {found.name} returned {kind}; it must return floating-point scores")
+    return scores.to(s.dtype)
+
+
+@cache
+def verify(options: Any, heads: int, context: int) -> None:
+    """Raise in one line if the function is not elementwise, or returns values that are not allowed.
+
+    It is called on a few pairs of positions up to the context, and on single pairs, as FlexAttention calls it.
+    """
+    found: Score = options.function
+    where, change = f"{found.place}: {found.name}", bind(options, heads, context)
+    with torch.device("cpu"), torch.no_grad():
+        places = torch.tensor(sorted({0, 1, 2, 3, 5, context // 2, context - 1} & set(range(context))))
+        tables = _sample_tables(found, options, heads, context)
+        count = len(places)
+        s = torch.linspace(-3.0, 3.0, 2 * heads * count * count).view(2, heads, count, count)
+        head, i, j = torch.arange(heads).view(-1, 1, 1), places.unsqueeze(-1), places
+        scores, others = (change(values, head, i, j, *tables) for values in (s, -4 * s))
+        for index in _pairs(heads, count):
+            _, h, row, column = index
+            pair = f"head {h}, i={int(places[row])}, j={int(places[column])}"
+            value, other = scores[index], others[index]
+            for one in (value, other):
+                if torch.isnan(one) or one == math.inf:
+                    allowed = "allowed are numbers, and -inf to hide a pair"
+                    raise UserError(f"{where} returned {one:g} at {pair}; {allowed}")
+            if torch.isneginf(value) != torch.isneginf(other):
+                raise UserError(f"{where} hides {pair} for some scores only; head, i and j alone may decide")
+            alone = change(s[index], torch.tensor(h), places[row], places[column], *tables)
+            if not torch.allclose(alone, value, rtol=1e-4, atol=1e-5):
+                raise UserError(
+                    f"{where} returned {value:g} at {pair} and {alone:g} for the same pair alone; "
+                    "it must be elementwise and keep no state"
+                )
+
+
+def _pairs(heads: int, count: int) -> list[tuple[int, int, int, int]]:
+    """Return sequence, head, row and column of the verified pairs: all causal ones of the first and last head."""
+    return [
+        (head % 2, head, row, column)
+        for head in sorted({0, heads - 1})
+        for row in range(count)
+        for column in range(row + 1)
+    ]
+
+
+def _sample_tables(found: Score, options: Any, heads: int, context: int) -> list[Tensor]:
+    """Return each learned tensor near its initial value, with different entries."""
+    sizes = found.sizes(options, heads, context)
+    shapes = [(spec, spec.size(sizes)) for spec in found.learned.values()]
+    return [
+        spec.init + 0.1 * torch.sin(torch.arange(math.prod(size), dtype=torch.float32)).view(size)
+        for spec, size in shapes
+    ]
+
+
+@cache
+def visible_keys(options: Any, heads: int, trained: int, context: int) -> float:
+    """Return the mean number of keys that a query attends to in a context, over queries and heads.
+
+    `trained` is the context that the model was built for. A longer context than `_EXACT` is counted on that many rows,
+    one drawn from each stretch of equal length.
+    """
+    change = bind(options, heads, trained)
+    with torch.device("cpu"), torch.no_grad():
+        rows = torch.arange(context)
+        if context > _EXACT:
+            drawn = torch.rand(_EXACT, generator=torch.Generator().manual_seed(0))
+            rows = ((torch.arange(_EXACT) + drawn) * (context / _EXACT)).long().clamp_max(context - 1)
+        tables = _sample_tables(options.function, options, heads, trained)
+        head, j, total = torch.arange(heads).view(-1, 1, 1), torch.arange(context), 0
+        for part in rows.split(max(1, 2**22 // (heads * context))):
+            i = part.unsqueeze(-1)
+            s = torch.zeros(heads, len(part), context)
+            scores = visible_to_itself(s, change(s, head, i, j, *tables), i == j)
+            total += int(((scores != -math.inf) & (j <= i)).sum())
+    return total / (heads * len(rows))
+
+
+def _place(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{_short(code.co_filename)}, line {code.co_firstlineno}" if code else "score function"
+
+
+def _short(file: str) -> str:
+    """Return the path as it is shown: relative to the working directory if it is inside."""
+    path = Path(file)
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
