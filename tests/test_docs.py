@@ -75,6 +75,26 @@ def test_the_stated_cache_of_the_mechanism_in_the_documents_is_its_cache(sink: s
     assert f"# cache at context: {usual} and {windowed}" in page
 
 
+def test_the_score_functions_in_the_documents_are_arms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "mechanisms.md").read_text()
+    block = next(
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "@h2h.score" in block
+    )
+    (tmp_path / "mine.py").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    found = h2h.check("./mine.py:softcap")
+    assert found.findings == []
+    assert found.complete
+    (arms,) = re.findall(r"^h2h race --arms (.* \./mine\.py:bias)$", page, re.MULTILINE)
+    size = dataclasses.replace(find_size("nano"), width=16, ffn=16)
+    tokens = torch.zeros(1, 9, dtype=torch.long)
+    for arm in (*arms.split(), "./mine.py:decay,kind=log,rate=2"):
+        model = Decoder(size, parse_layout(arm).layers(2), seed=1)
+        assert torch.isfinite(model.logits(tokens)).all(), arm
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

@@ -49,6 +49,9 @@ GOLDEN = {
         "forgetting": 4.393721,
         "value_residual": 4.878810,
         "canon": 5.058078,
+        "flex:alibi": 4.650087,
+        "flex:relative,kv_heads=2": 5.054097,
+        "flex:sigmoid": 5.029600,
     }
 }
 

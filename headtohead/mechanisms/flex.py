@@ -23,8 +23,8 @@ dilated windows: Beltagy et al., arXiv 2004.05150. A prefix that all see with a 
 Arms: flex:alibi flex:relative flex:sandwich flex:sigmoid flex:sliding flex:dilated flex:prefix
 
 Claims: Linear biases, trained on 1024 tokens and read at 2048, have the perplexity of sinusoidal positions trained on 2048
-(arXiv 2108.12409). Sandwich is comparable to them and to T5's biases at longer contexts than trained on (arXiv 2212.10356).
-Sigmoid attention with the bias matches softmax from 85M to 7B parameters (arXiv 2409.04431).
+(arXiv 2108.12409). Sandwich uses information from beyond the length it was trained on (arXiv 2212.10356). Sigmoid attention
+matches softmax over a wide range of domains and scales, when properly normalized (arXiv 2409.04431).
 
 Watch: The model's rotary positions stay on; set `positions = "none"` for a bias that replaces them. The function is applied
 to whole maps, except on a GPU, where FlexAttention runs a causal batch without padding: not `flex:sigmoid`, nor functions

@@ -19,7 +19,7 @@ from tests.references import attention as reference
 HEADS, WIDTH, TIME = 4, 16, 7
 # These have references that accept any options; the others are compared in separate files.
 HERE = ("standard", "sharing", "diagonal", "factorised", "latent", "gated_linear")
-HERE += ("gated", "sink", "exclusive", "forgetting", "value_residual", "canon")
+HERE += ("gated", "sink", "exclusive", "forgetting", "value_residual", "canon", "flex")
 
 
 def build(arm: str, positions: str, bias: str):  # type: ignore[no-untyped-def]

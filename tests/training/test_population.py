@@ -81,10 +81,17 @@ ARMS = (
     "first(latent)",
     "sink:bias=zero,kv_heads=2,window=4",
     "forgetting:rope=true,kv_heads=2,window=4",
+    *("flex:relative", "flex:sigmoid", "(flex:alibi flex:sliding=4)*1"),
 )
 
 
-FEW = ("standard:kv_heads=2,qk_norm=true", "coupled", "(kuramoto_gated standard)*1", "fixed_seq_qk")
+FEW = (
+    "flex:relative",
+    "standard:kv_heads=2,qk_norm=true",
+    "coupled",
+    "(kuramoto_gated standard)*1",
+    "fixed_seq_qk",
+)
 
 
 @pytest.mark.parametrize(

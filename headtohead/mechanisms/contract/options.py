@@ -87,7 +87,7 @@ def _select(
 ) -> tuple[str, type[Options], dict[str, Any]]:
     """Return the selected variant with its name, and the options; `softcap=30` sets the first option of `softcap`."""
     variants, given = cls.variants(), dict(given)
-    usual = next(field.default for field in dataclasses.fields(cls) if field.name == cls.selector)
+    usual: Any = next(field.default for field in dataclasses.fields(cls) if field.name == cls.selector)
     if cls.selector not in given and (short := next((name for name in given if name in variants), None)):
         own = variant_fields(cls, variants[short])
         if not own:

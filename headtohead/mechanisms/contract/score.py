@@ -205,7 +205,7 @@ def _kind_of(hint: Any, default: Any, where: str) -> tuple[type, tuple[str, ...]
 def _default(kind: type, choices: tuple[str, ...] | None, default: Any, where: str) -> Any:
     if choices and default in choices:
         return default
-    if not choices and (type(default) is kind or (kind is float and type(default) is int)):
+    if not choices and (type(default), kind) in ((kind, kind), (int, float)):
         return kind(default)
     allowed = " or ".join(choices) if choices else f"a {kind.__name__}"
     raise UserError(f"{where} has the default {default!r}; it must be {allowed}")

@@ -1,1 +1,1 @@
-"""Code shared by families of mechanisms: companions, deconstructed attention, Kuramoto options and groups."""
+"""Code shared by families of mechanisms: companions, deconstructed attention, score functions, Kuramoto options and groups."""

@@ -41,7 +41,7 @@ def relative(
     reach: int = option(
         128, "number of distances with a bias of their own; larger ones share the last", low=1
     ),
-    table: Learned = learned("heads", "reach"),
+    table: Learned = learned("heads", "reach"),  # noqa: B008  a declaration
 ) -> Tensor:
     """A learned bias for each head and distance: s + b[head, min(i - j, reach - 1)]."""
     return s + table[head, (i - j).clamp_max(reach - 1)]
@@ -54,7 +54,7 @@ def sandwich(
     i: Tensor,
     j: Tensor,
     heads: int,
-    dim: int = option(128, "width of the sinusoidal embeddings, even", low=2),
+    dim: int = option(128, "width of the sinusoidal embeddings: twice the number of frequencies", low=2),
 ) -> Tensor:
     """The product of two sinusoidal embeddings: s + heads / (8 (head + 1)) sum_k cos((i - j) / 10000^(2 k / dim))."""
     distance = (i - j).to(s.dtype)
