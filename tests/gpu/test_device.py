@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from headtohead.bench import kernels as bench
 from headtohead.bench.clock import seconds_of
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
-from headtohead.kernels import path_name
+from headtohead.kernels import path_name, scored_attend
 from headtohead.kernels.attention.decode import ROPE_MODES, attend_placed, decode, decode_plain
 from headtohead.kernels.pointwise.rotary import rotary_table
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
+from headtohead.mechanisms.contract.score import bind
 from headtohead.model.decoder import Decoder
 from headtohead.model.decoding import Decoding
 from headtohead.model.layout import parse_layout
@@ -90,6 +92,7 @@ ARMS = (
     *builtin_mechanisms(),
     *("coupled:dynamics=leapfrog,force=potential,steps=2", "sharing:tie=kv", "standard:window=16"),
     *("(standard coupled)*1", "first(kuramoto)", "last(gated_linear)"),
+    *("flex:alibi", "flex:relative", "flex:sigmoid", "(flex:sliding=16 flex:softcap)*1"),
 )
 STEPS = 20
 """Number of compared steps; a graph is captured at the fourth."""
@@ -161,6 +164,29 @@ def test_a_step_captured_as_a_graph_is_the_step(arm: str) -> None:
     found = curves(trainer(1, arm, record=True, hooks=Hooks(warn=warnings.append)))
     assert not warnings
     assert_same_steps(found, curves(trainer(1, arm)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=("float32", "bf16"))
+@pytest.mark.parametrize(
+    "arm", ["alibi", "softcap=2", "sandwich=8", "sliding=20", "dilated=3", "prefix=20,window=30"]
+)
+def test_flex_attention_equals_the_dense_path(arm: str, dtype: torch.dtype) -> None:
+    change = bind(parse_layout(f"flex:{arm}").pattern[0].base.options, 4, 200)
+    draw = torch.Generator(GPU).manual_seed(0)
+    heads = (4, 2, 2, 4)
+    q, k, v, weights = (torch.randn(2, count, 200, 16, device=GPU, generator=draw) for count in heads)
+    place = torch.arange(200, device=GPU)
+
+    def outputs(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        given = [tensor.to(dtype).requires_grad_() for tensor in (q, k, v)]
+        output = scored_attend(given[0], given[1], given[2], change, place, place)
+        grads = torch.autograd.grad((output * weights).sum(), given)
+        return dict(zip(("output", "q", "k", "v"), (output, *grads), strict=True))
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="FlexAttention cannot run")  # it would be dense
+        found = outputs(dtype)
+    assert_close(found, outputs(torch.float64), 2e-2 if dtype == torch.bfloat16 else 2e-3, by="norm")
 
 
 def test_a_toy_window_captured_as_a_graph_is_that_of_the_cpu() -> None:

@@ -389,6 +389,60 @@ def test_the_rows_of_a_population_are_one_batch_of_flex_attention(eager_flex: li
     torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-6)
 
 
+def by_hand(q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any) -> Tensor:
+    """FlexAttention on whole maps, with a backward pass."""
+    time = torch.arange(q.shape[-2])
+    batch, head = torch.arange(len(q))[:, None, None, None], torch.arange(q.shape[1])[:, None, None]
+    scores = score_mod(q @ k.mT * q.shape[-1] ** -0.5, batch, head, time[:, None], time)
+    return scores.masked_fill(time > time[:, None], -torch.inf).softmax(-1) @ v
+
+
+def test_the_gradients_of_a_population_pass_through_flex_attention(
+    eager_flex: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, place = build("flex:dilated=2"), torch.arange(7)
+    heads = {1: 4, 2: 2, 3: 2}
+    rows = [drawn(3, 2, count, 7, 4, seed=seed).requires_grad_() for seed, count in heads.items()]
+    weights = drawn(3, 2, 4, 7, 4, seed=9)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return kernel.scored_attend(q, k, v, layer.change, place, place)
+
+    monkeypatch.setattr(kernel, "_compiled", lambda: by_hand)
+    with stacking():
+        found = torch.autograd.grad((torch.vmap(attend)(*rows) * weights).sum(), rows)
+    assert list(kernel._taken.values()) == [True]
+    monkeypatch.setattr(kernel, "_fusible", lambda q, learned: False)
+    alone = torch.stack([attend(*row) for row in zip(*rows, strict=True)])
+    for grad, wanted in zip(found, torch.autograd.grad((alone * weights).sum(), rows), strict=True):
+        torch.testing.assert_close(grad, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_compiled_flex_attention_distinguishes_functions_and_options() -> None:
+    place, flex = torch.arange(150), kernel._compiled()
+    q, k, v = (drawn(1, 4, 150, 16, seed=seed).float() for seed in (1, 2, 3))
+    for arm in ("flex:softcap=0.5", "flex:softcap=2", "flex:alibi", "flex:sliding=20", "flex:softcap=0.5"):
+        layer = build(arm, context=150)
+        with torch.no_grad():
+            found = kernel.scored_flex(q, k, v, layer.change, flex)
+        wanted = kernel.scored_attend(q, k, v, layer.change, place, place)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_flex_attention_in_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without rotary positions: their plain form before FlexAttention is beyond the compiler on CPU.
+    monkeypatch.setattr(kernel, "_fusible", lambda q, learned: not learned)
+    size = dataclasses.replace(SIZES["nano"], context=32).with_settings(init_std=0.2, positions="learned")
+    model = Decoder(size, parse_layout("(flex:alibi flex:sliding=5)*1").layers(2), seed=1).eval()
+    text = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = model.hidden(text)
+        compiled = torch.compile(model.hidden, dynamic=False, fullgraph=True)
+        torch.testing.assert_close(compiled(text), wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_what_flex_attention_cannot_run_is_dense_with_one_warning(
     eager_flex: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

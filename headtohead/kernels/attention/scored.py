@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -16,14 +16,32 @@ from headtohead.kernels.attention.softmax import per_query_head, view_mask
 from headtohead.kernels.path import is_compiling, is_plain, is_stacking
 from headtohead.kernels.vmap import folded
 
-Change = Callable[..., Tensor]
-"""(s, head, i, j, *learned) -> scores, elementwise; -inf hides a pair, depending on head, i and j only."""
 NORMALIZATIONS = ("softmax", "sigmoid")
 
 _HIDDEN = float("-inf")
 _GRAPHS = 512
 """Compiled graphs kept: one for each score function, shape and precision. Beyond the limit the map would be in memory."""
+_numbers = itertools.count()
+_compiled_flex: Any = None
+# By the number of a function: a compiled model reads constants as keys, but would trace through `functools.cache`.
+_prepared: dict[tuple[int, int, int, str], tuple[Callable[..., Tensor], BlockMask]] = {}
 _taken: dict[tuple[Any, ...], bool] = {}
+
+
+class Change(Protocol):
+    """(s, head, i, j, *learned) -> scores, elementwise; -inf hides a pair, depending on head, i and j only."""
+
+    number: int
+
+    def __call__(self, s: Tensor, head: Tensor, i: Tensor, j: Tensor, *learned: Tensor) -> Tensor:
+        """Return the changed scores."""
+
+
+def numbered(function: Callable[..., Tensor]) -> Change:
+    """Return the function with a number of its own, under which what FlexAttention needs is kept."""
+    change = cast(Change, function)
+    change.number = next(_numbers)
+    return change
 
 
 def scored_attend(
@@ -101,16 +119,19 @@ def _fusible(q: Tensor, learned: tuple[Tensor, ...]) -> bool:
 
 def scored_flex(q: Tensor, k: Tensor, v: Tensor, change: Change, flex: Any) -> Tensor:
     """Return the same through FlexAttention for a whole causal sequence, without the map in memory."""
-    blocks = _block_mask(change, q.shape[1], q.shape[-2], str(q.device))
+    heads, time, device = q.shape[1], q.shape[-2], str(q.device)
+    key = (change.number, heads, time, device)
+    if key not in _prepared:
+        _prepared[key] = (_score_mod(change), _block_mask(change, heads, time, device))
+    score_mod, blocks = _prepared[key]
     # Heads that share keys get copies: torch 2.11 has no kernel for shared keys in float32.
     k, v = per_query_head(k, q), per_query_head(v, q)
-    output: Tensor = flex(q, k, v, score_mod=_score_mod(change), block_mask=blocks)
+    output: Tensor = flex(q, k, v, score_mod=score_mod, block_mask=blocks)
     return output
 
 
-@cache
-def _score_mod(change: Change) -> Change:
-    """Return the function in FlexAttention's form; the same object in every layer, so that they share a graph."""
+def _score_mod(change: Change) -> Callable[..., Tensor]:
+    """Return the function in FlexAttention's form; layers with equal options share it, and so a graph."""
 
     def score_mod(s: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return visible_to_itself(s, change(s, head, i, j), i == j)
@@ -118,7 +139,6 @@ def _score_mod(change: Change) -> Change:
     return score_mod
 
 
-@cache
 def _block_mask(change: Change, heads: int, time: int, device: str) -> BlockMask:
     """Return which blocks of pairs have a visible one; the others are skipped."""
 
@@ -130,11 +150,13 @@ def _block_mask(change: Change, heads: int, time: int, device: str) -> BlockMask
         return create_block_mask(visible, None, heads, time, time, device=device)
 
 
-@cache
 def _compiled() -> Any:
-    limit = max(_GRAPHS, torch._dynamo.config.recompile_limit)
-    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = limit
-    return torch.compile(flex_attention, dynamic=False)
+    global _compiled_flex
+    if _compiled_flex is None:
+        limit = max(_GRAPHS, torch._dynamo.config.recompile_limit)
+        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = limit
+        _compiled_flex = torch.compile(flex_attention, dynamic=False)
+    return _compiled_flex
 
 
 def _takes(q: Tensor, k: Tensor, v: Tensor, change: Change, flex: Any) -> bool:
@@ -142,7 +164,7 @@ def _takes(q: Tensor, k: Tensor, v: Tensor, change: Change, flex: Any) -> bool:
     if is_compiling():
         return True
     trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
-    key = (change, q.shape, k.shape, v.shape, q.dtype, q.device, trained)
+    key = (change.number, q.shape, k.shape, v.shape, q.dtype, q.device, trained)
     if key not in _taken:
         _taken[key] = _trial(q, k, v, change, flex, trained)
     return _taken[key]

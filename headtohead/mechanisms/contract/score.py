@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from headtohead.common.errors import UserError, first_line, unknown
-from headtohead.kernels.attention.scored import NORMALIZATIONS, Change, visible_to_itself
+from headtohead.kernels.attention.scored import NORMALIZATIONS, Change, numbered, visible_to_itself
 from headtohead.mechanisms.contract.options import Options, option
 
 ARGUMENTS = ("s", "head", "i", "j")
@@ -243,7 +243,7 @@ def bind(options: Any, heads: int, context: int) -> Change:
         return _checked(found, s, scores)
 
     checked.__name__ = found.name
-    return checked
+    return numbered(checked)
 
 
 def _checked(found: Score, s: Tensor, scores: Any) -> Tensor:
