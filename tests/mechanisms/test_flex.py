@@ -166,7 +166,7 @@ def test_unknown_and_undecorated_functions_are_one_line(mine: Any) -> None:
         UserError, match=r"unknown class or score function .* 'softcp'; did you mean 'softcap'"
     ):
         parse_layout(f"{file}:softcp")
-    with pytest.raises(UserError, match=r"bare in .* decorate it with @headtohead.score"):
+    with pytest.raises(UserError, match=r"line 10: bare is a function; race it with @headtohead.score"):
         parse_layout(f"{file}:bare")
 
 
@@ -204,7 +204,7 @@ def test_a_wrong_declaration_is_one_line_with_its_place(mine: Any, source: str, 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("return s.nope", "line 12: f raised AttributeError: 'Tensor' object has no attribute 'nope'"),
+        ("return s.nope", "line 12, in f: AttributeError: 'Tensor' object has no attribute 'nope'"),
         ("return 3.0", "f returned a float, not a tensor"),
         ("return s.sum(-1)", r"f returned shape \(2, 4, 7\) for s \(2, 4, 7, 7\); it must keep the shape"),
         ("return (i - j).expand_as(s)", "f returned int64; it must return floating-point"),
@@ -212,7 +212,7 @@ def test_a_wrong_declaration_is_one_line_with_its_place(mine: Any, source: str, 
         ("return torch.sqrt(s)", "f returned nan at head 0, i=0, j=0"),
         ("return torch.where(s > 0, s, -torch.inf)", "hides head 0, .* for some scores only"),
         ("return s - s.mean()", "it must be elementwise and keep no state"),
-        ("return s.cumsum(-1)", "f raised IndexError|it must be elementwise"),
+        ("return s.cumsum(-1)", "in f: IndexError|it must be elementwise"),
     ],
 )
 def test_a_function_that_is_no_score_is_one_line(mine: Any, body: str, words: str) -> None:

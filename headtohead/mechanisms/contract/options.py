@@ -125,8 +125,13 @@ def changed_options(options: Any) -> dict[str, Any]:
 
 
 def describe_options(cls: type) -> list[dict[str, Any]]:
-    """Return name, type, default, choices and description of each option, for `h2h list`; those of variants last."""
-    rows = [_described(field) for field in dataclasses.fields(cls)]
+    """Return name, type, default, choices and description of each option, for `h2h list`.
+
+    The option that selects a variant is first, the options of variants are last.
+    """
+    selector = getattr(cls, "selector", "")
+    fields = sorted(dataclasses.fields(cls), key=lambda field: field.name != selector)
+    rows = [_described(field) for field in fields]
     for value, variant in cls.variants().items() if issubclass(cls, Options) else ():
         for field in variant_fields(cls, variant):
             row = _described(field)

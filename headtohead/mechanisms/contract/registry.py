@@ -17,9 +17,9 @@ from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import digest_file
 from headtohead.mechanisms.contract.base import Mechanism
 from headtohead.mechanisms.contract.projected import Stage
-from headtohead.mechanisms.contract.user_code import class_line, user_frame
 from headtohead.mechanisms.contract.score import Score
 from headtohead.mechanisms.contract.scored import scored_mechanism
+from headtohead.mechanisms.contract.user_code import class_line, user_frame
 
 Kind = type[Mechanism] | type[Stage]
 
@@ -89,7 +89,9 @@ def adopt(value: object, name: str, where: str) -> Kind:
     if isinstance(value, Score):
         return scored_mechanism(value)
     if inspect.isfunction(value):
-        raise UserError(f"{name} in {where} is a function; decorate it with @headtohead.score to race it")
+        raise UserError(
+            f"{where}{class_line(value)}: {name} is a function; race it with @headtohead.score above it"
+        )
     if not inspect.isclass(value) or not issubclass(value, nn.Module):
         raise UserError(
             f"{where}{class_line(value)}: {name} is not a mechanism; derive the class from headtohead.Mechanism"

@@ -17,7 +17,6 @@ import math
 import typing
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from torch import Tensor
 from headtohead.common.errors import UserError, first_line, unknown
 from headtohead.kernels.attention.scored import NORMALIZATIONS, Change, numbered, visible_to_itself
 from headtohead.mechanisms.contract.options import Options, option
+from headtohead.mechanisms.contract.user_code import located, user_frame
 
 ARGUMENTS = ("s", "head", "i", "j")
 FACTS = ("heads", "context")
@@ -106,17 +106,6 @@ class Score:
         """Return the values that dimensions of learned tensors refer to by name."""
         own = {name: getattr(options, name) for name, kind, _ in self.fields if kind is int}
         return own | {"heads": heads, "context": context}
-
-    def failure(self, error: Exception) -> UserError:
-        """Return an error raised inside the function as one line with file and line."""
-        file, line = inspect.getsourcefile(self.function), 0
-        trace = error.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename == file:
-                line = trace.tb_lineno
-            trace = trace.tb_next
-        place = f"{_short(file)}, line {line}" if file and line else self.place
-        return UserError(f"{place}: {self.name} raised {type(error).__name__}: {first_line(error)}")
 
     def __call__(self, s: Tensor, head: Tensor, i: Tensor, j: Tensor, **given: Any) -> Tensor:
         """Return the changed scores; options that are not given have their defaults."""
@@ -239,7 +228,9 @@ def bind(options: Any, heads: int, context: int) -> Change:
         except (torch.OutOfMemoryError, MemoryError, UserError):
             raise
         except Exception as error:
-            raise found.failure(error) from error
+            if (frame := user_frame(error)) is None:
+                raise
+            raise UserError(located(error, frame)) from error
         return _checked(found, s, scores)
 
     checked.__name__ = found.name
@@ -341,11 +332,4 @@ def visible_keys(options: Any, heads: int, trained: int, context: int) -> float:
 
 def _place(function: Callable[..., Any]) -> str:
     code = getattr(function, "__code__", None)
-    return f"{_short(code.co_filename)}, line {code.co_firstlineno}" if code else "score function"
-
-
-def _short(file: str) -> str:
-    """Return the path as it is shown: relative to the working directory if it is inside."""
-    path = Path(file)
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
+    return f"{code.co_filename}, line {code.co_firstlineno}" if code else "score function"

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from headtohead.kernels import scored_attend, scored_weights
-from headtohead.mechanisms.contract.base import Cache, Circuit, Draw, Flops, Frame, Mode, Shape, Supports
+from headtohead.mechanisms.contract.base import (
+    NOT_COMPARED,
+    Cache,
+    Circuit,
+    Draw,
+    Flops,
+    Frame,
+    Mode,
+    Shape,
+    Supports,
+)
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, joined_linear
 from headtohead.mechanisms.contract.score import Score, bind, verify, visible_keys
@@ -28,7 +38,7 @@ class ScoredOptions(Options):
 class Scored(Projected):
     """Attention with the scores f(q_i . k_j / sqrt(d), head, i, j)."""
 
-    supports: ClassVar[Supports] = Supports(bidirectional=False)
+    supports: ClassVar[Supports] = Supports(bidirectional=False, alone=NOT_COMPARED)
     # Like other biases, learned scores are exempt from weight decay.
     tags: ClassVar = {"learned": Circuit("qk", decay=False)}
 

@@ -15,8 +15,8 @@ from headtohead.mechanisms.contract.base import Mechanism, Shape, default_label
 from headtohead.mechanisms.contract.options import build_options, options_as_dict
 from headtohead.mechanisms.contract.projected import Projected, Stage
 from headtohead.mechanisms.contract.registry import Kind, adopt, find_mechanism, load_mechanism
-from headtohead.mechanisms.contract.user_code import user_errors
 from headtohead.mechanisms.contract.score import Score
+from headtohead.mechanisms.contract.user_code import user_errors
 
 
 @dataclass(frozen=True)
