@@ -61,8 +61,10 @@ def _show_all() -> None:
     """Print one line per mechanism and the names of everything else."""
     _show_mechanisms()
     say()
+    sizes = [f"{row['name']} {short_count(row['parameters'])}" for row in size_rows()]
+    general = [size for size in sizes if "-" not in size]  # the others are named after a paper
     listed: dict[str, Iterable[str]] = {
-        "sizes": (f"{row['name']} {short_count(row['parameters'])}" for row in size_rows()),
+        "sizes": (*general, f"and {len(sizes) - len(general)} of papers"),
         "corpora": corpus_names(),
         "layouts": (*(f"{name}(x)" for name in sorted(NAMED_LAYOUTS)), "(a b)*3", "a*6"),
         "probes": PROBES,

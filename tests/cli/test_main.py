@@ -183,7 +183,7 @@ def test_the_list_is_one_screen_of_80_columns(
     monkeypatch.setattr("headtohead.cli.list.width", lambda: 80)
     run("list")
     lines = capsys.readouterr().out.splitlines()
-    assert 24 <= len(lines) <= 40
+    assert 24 <= len(lines) <= 45
     assert max(map(len, lines)) <= 80
     for name in builtin_mechanisms():
         assert sum(line.startswith(f"  {name} ") for line in lines) == 1
