@@ -9,7 +9,7 @@ An arm is named by its label or its text. The contest is any of its corpus, size
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -73,7 +73,8 @@ class RunNames:
 
     def find(self, name: str, study: str) -> str:
         """Return the id of the run with that name in a study; the error lists the choices."""
-        found = list(dict.fromkeys(one.run for one in self.runs if _matches(name, one)))
+        # The label comes first: the text of an arm may be that of others with settings of their own.
+        found = self._matching(name, lambda one: one.label) or self._matching(name, lambda one: one.text)
         if len(found) == 1:
             return found[0]
         names = self.names
@@ -84,6 +85,9 @@ class RunNames:
             )
         close = suggestion(name, names.values())
         raise UserError(f"no run '{name}' in {study}{close} (runs: {_listed(list(names.values()))})")
+
+    def _matching(self, name: str, arm: Callable[[NamedRun], str]) -> list[str]:
+        return list(dict.fromkeys(one.run for one in self.runs if _matches(name, arm(one), one)))
 
 
 def names_of_study(manifest: Manifest) -> RunNames:
@@ -123,16 +127,13 @@ def names_of_runs(specs: Iterable[RunSpec]) -> RunNames:
     )
 
 
-def _matches(name: str, run: NamedRun) -> bool:
-    """Return whether a name is that of the run, with any part of its contest."""
+def _matches(name: str, arm: str, run: NamedRun) -> bool:
+    """Return whether a name is that of the run if its arm is called so, with any part of its contest."""
     seed = f"/{run.seed}"
-    contest = [*(value for _, value in run.place), *run.also]
-    for arm in {run.label, run.text}:
-        if name.startswith(f"{arm}/") and name.endswith(seed):
-            between = name[len(arm) : -len(seed)]
-            if not between or _consists(between[1:], contest):
-                return True
-    return False
+    if not name.startswith(f"{arm}/") or not name.endswith(seed):
+        return False
+    between = name[len(arm) : -len(seed)]
+    return not between or _consists(between[1:], [*(value for _, value in run.place), *run.also])
 
 
 def _consists(text: str, parts: Sequence[str]) -> bool:

@@ -41,6 +41,15 @@ def test_a_name_is_arm_and_seed_where_one_contest_has_it() -> None:
     assert all(names.find(name, "s") == run for run, name in names.names.items())
 
 
+def test_a_label_comes_before_the_text_of_other_arms() -> None:
+    arms = (("standard", "standard"), ("standard", "standard, QK faster"), ("coupled", "a"), ("coupled", "b"))
+    names = names_of_study(manifest(contest(), arms=arms))
+    assert names.find("standard/1", "s") == IDS[0]
+    assert names.find("standard, QK faster/1", "s") == IDS[2]
+    with pytest.raises(UserError, match="is the name of 2 runs; give one of s/a/1, s/b/1"):
+        names.find("coupled/1", "s")
+
+
 def test_the_contest_tells_runs_apart() -> None:
     names = names_of_study(
         manifest(contest(), contest(size="1m"), contest("coherence:0/64(stdlib)"), arms=ARMS[:2])
