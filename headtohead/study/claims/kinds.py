@@ -277,8 +277,9 @@ class Median(PairCriterion, kind="median"):
         a, b, ours, theirs = evidence.sides(contests[0], self.arm, self.against)
         seeds = [seed for seed in ours if seed in theirs]
         what = f"median of {a} - median of {b}"
-        row: dict[str, Any] = {"what": what, "n": len(seeds), "difference": None, "p": None}
         compared = evidence.compare(contests[0], self.arm, self.against)
+        row: dict[str, Any] = {"what": what, "unit": compared.unit, "n": len(seeds)}
+        row |= {"difference": None, "p": None}
         if compared.trouble:
             return Part(OPEN, None, REDUCED, f"{what}: {compared.trouble}", [row])
         shift, p = compare_medians([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])

@@ -34,7 +34,8 @@ class ToyCriterion(Criterion):
     def judge(self, basis: Basis, at: At) -> Part:
         """Return the outcome from the toy's results."""
         if basis.toy is None:
-            return Part(OPEN, None, NOT_RUN, f"the toy is not part of scale {basis.scale}")
+            absent = f"is not part of scale {basis.scale}"
+            return Part(OPEN, None, NOT_RUN, f"the toy {basis.absent.get('toy', absent)}")
         return self.outcome(basis.toy, basis.scale == "smoke")
 
     def outcome(self, toy: Toy, smoke: bool) -> Part:
