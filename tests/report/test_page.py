@@ -45,7 +45,10 @@ def folder(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "id": "p.1",
         "statement": HOSTILE,
         "published": "some",
-        "measured": [{"what": "x", "n": 3, "p": None}],
+        "measured": [
+            {"what": "x", "n": 3, "p": None},
+            {"what": HOSTILE, "n": 3, "difference": 0.4, "ci_low": 0.1, "ci_high": 0.7, "published": [0.2]},
+        ],
     }
     claim |= {"direction": "contradicted", "size": "open", "scale": "reduced scale", "reason": HOSTILE}
     (root / "out" / "claims.json").write_text(json.dumps([claim]))

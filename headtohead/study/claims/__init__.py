@@ -19,7 +19,7 @@ from headtohead.common.schema import Plain
 from headtohead.papers.faster_qk.work import Toy
 from headtohead.study.claims.criteria import MAIN, At, Basis, Criterion, RunCriterion
 from headtohead.study.claims.evidence import Evidence
-from headtohead.study.claims.outcome import NOT_RUN, OPEN, PUBLISHED, REDUCED, Part, all_of
+from headtohead.study.claims.outcome import CONTRADICTED, NOT_RUN, OPEN, PUBLISHED, REDUCED, Part, all_of
 from headtohead.study.claims.paper import Claim, Paper
 from headtohead.study.config.spec import build_study
 from headtohead.study.judge.analysis import Analysis
@@ -96,7 +96,7 @@ def _judge_all(claim: Claim, basis: Basis) -> ClaimResult:
         claim.id,
         claim.statement,
         claim.published,
-        [row | {"criterion": index} for index, part in enumerate(parts) for row in part.measured],
+        [row for index, part in enumerate(parts) for row in _rows(index, part)],
         all_of([part.direction for part in parts]),
         all_of(sizes),
         scale,
@@ -104,6 +104,17 @@ def _judge_all(claim: Claim, basis: Basis) -> ClaimResult:
         basis.scale,
         [_outcome(*pair) for pair in zip(claim.criteria, parts, strict=True)],
     )
+
+
+def _rows(index: int, part: Part) -> list[dict[str, Any]]:
+    """Return what a criterion measured, with its index and the direction of each row."""
+    # Of several comparisons one contradicts a criterion; whatever leaves it open leaves all of them open.
+    own = part.direction == CONTRADICTED
+    directions = [row.get("direction", part.direction) if own else part.direction for row in part.measured]
+    return [
+        row | {"criterion": index, "direction": direction}
+        for row, direction in zip(part.measured, directions, strict=True)
+    ]
 
 
 def _outcome(criterion: Criterion, part: Part) -> dict[str, Any]:

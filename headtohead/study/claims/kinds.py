@@ -151,7 +151,8 @@ class Order(PlacedCriterion, kind="order"):
             all_of([part.direction for part in parts]),
             "; ".join(part.reason for part in parts),
         )
-        return Part(direction, None, REDUCED, reason, [row for part in parts for row in part.measured])
+        rows = [row | {"direction": part.direction} for part in parts for row in part.measured]
+        return Part(direction, None, REDUCED, reason, rows)
 
 
 def _second_minus_first(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class Effect:
 
     what: str
     unit: str
-    """Empty for a ratio, and where `what` names the quantity."""
+    """A metric, or the path of a probe's number; empty where `what` names the quantity."""
     value: float
     low: float | None
     high: float | None
@@ -45,8 +45,12 @@ class Effect:
     """The value without an effect: 0 for differences, 1 for ratios."""
     place: Mapping[str, str]
     """Study, corpus and size, as far as they are recorded."""
-    outcome: str
-    """The direction of its criterion; empty in older files."""
+    criterion: int | None
+    """Index of its criterion among those of the claim; None in older files."""
+    direction: str
+    """Whether it supports the claim: supported, contradicted or open; empty in older files."""
+    decides: bool
+    """Whether it enters the outcome of the claim."""
 
     @property
     def reference(self) -> float | None:
@@ -63,18 +67,22 @@ class Effect:
         return (value - self.neutral) / self.reference
 
     def number(self, value: float) -> str:
-        """Return a value as text, with the digits of its unit."""
+        """Return a value as text, with the digits of its unit, or three digits of the largest number."""
         if self.neutral:
-            return f"{value:.4g}"
-        return f"{value:+.4f}" if self.unit == metric_label(METRIC) else f"{value:+.3g}"
+            return f"{value:.5g}"
+        if self.unit == metric_label(METRIC):
+            return f"{value:+.4f}"
+        largest = max(abs(end) for end in (self.value, self.low, self.high) if end is not None)
+        digits = max(0, 2 - math.floor(math.log10(largest))) if largest else 0
+        return f"{value:+.{digits}f}"
 
     @property
     def measured(self) -> str:
-        """The value with its unit and interval as text."""
-        words = f"{self.number(self.value)} {self.unit}".strip()
-        if self.low is None or self.high is None:
-            return words
-        return f"{words} ({self.number(self.low)} to {self.number(self.high)})"
+        """The value with its interval and unit as text."""
+        words = self.number(self.value)
+        if self.low is not None and self.high is not None:
+            words += f" ({self.number(self.low)} to {self.number(self.high)})"
+        return f"{words} {self.unit}".strip()
 
     @property
     def stated(self) -> str:
@@ -85,11 +93,10 @@ class Effect:
 
 def effects(claim: ClaimResult) -> list[Effect]:
     """Return the differences and ratios measured for a claim; rows without a number are left out."""
-    found = (_effect(row, claim.criteria) for row in claim.measured)
-    return [effect for effect in found if effect is not None]
+    return [effect for row in claim.measured if (effect := _effect(row)) is not None]
 
 
-def _effect(row: Mapping[str, Any], criteria: Sequence[Mapping[str, Any]]) -> Effect | None:
+def _effect(row: Mapping[str, Any]) -> Effect | None:
     is_ratio = is_number(row.get("ratio"))
     value = row["ratio"] if is_ratio else row.get("difference")
     if not is_number(value):
@@ -103,17 +110,18 @@ def _effect(row: Mapping[str, Any], criteria: Sequence[Mapping[str, Any]]) -> Ef
     _, low, high, *published = known
     ends = [end for end in published if end is not None]
     index = row.get("criterion")
-    outcome = criteria[index].get("direction", "") if isinstance(index, int) and index < len(criteria) else ""
     return Effect(
         str(row.get("what", "")),
-        metric_label(unit),
+        metric_label(unit.partition(" (")[0]),
         known[0] or 0.0,
         low,
         high,
         (min(ends), max(ends)) if ends else None,
         1.0 if is_ratio else 0.0,
         {key: str(row[key]) for key in ("study", "corpus", "size") if row.get(key)},
-        str(outcome),
+        index if isinstance(index, int) else None,
+        str(row.get("direction", "")),
+        row.get("decides") is not False,
     )
 
 

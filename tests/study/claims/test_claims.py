@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import headtohead as h2h
@@ -559,9 +558,3 @@ def test_a_malformed_study_leaves_only_its_own_criteria_open(tmp_path: Path) -> 
     (found,) = judge_claims(paper, "paper", {"study": Analysis(manifest, broken)})
     assert [one["direction"] for one in found.criteria] == ["open", "supported"]
     assert "study study cannot be judged: ValueError" in found.reason
-
-
-def test_claims_of_older_files_load() -> None:
-    recorded = Path(__file__).parents[3] / "results" / "faster_qk" / "claims.json"
-    rows = [{key: row[key] for key in FIELDS[:8]} for row in json.loads(recorded.read_text())]
-    assert [claim.criteria for claim in msgspec.convert(rows, list[ClaimResult])] == [[]] * 12

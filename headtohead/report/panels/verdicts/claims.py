@@ -27,7 +27,7 @@ _ROOM = 34
 """Points between names and chart if a number is written at the left edge."""
 READING = (
     "Diamonds are the published effects (100 %), dots with 95 % intervals are measured here; 0 % is no effect, "
-    "below it the effect is opposite. Colors: direction of the claim. Claims without a published number are in the "
+    "below it the effect is opposite. Colors say whether the direction is supported. Claims without a published number are in the "
     "table only."
 )
 
@@ -72,7 +72,10 @@ def forest(claims: Sequence[ClaimResult]) -> Chart | None:
     Claims have different units, and effects in one unit differ by factors of ten; a share has one axis for all.
     """
     compared = [
-        (claim, effect) for claim in claims for effect in effects(claim) if effect.reference is not None
+        (claim, effect)
+        for claim in claims
+        for effect in effects(claim)
+        if effect.decides and effect.reference is not None
     ]
     if not compared:
         return None
@@ -88,23 +91,23 @@ def forest(claims: Sequence[ClaimResult]) -> Chart | None:
     if any(row["mean"] < _LIMITS[0] for row in means):
         lines.labelPadding = _ROOM
     y, there = category("line", names, lines), alt.Chart(alt.Data(values=diamonds))
-    span = there.mark_rule(strokeWidth=9, opacity=0.3, color=PALETTE[0])
-    mark = there.mark_point(shape="diamond", size=190, filled=True, opacity=0.8, color=PALETTE[0])
+    span = there.mark_rule(strokeWidth=9, opacity=0.3, color=PALETTE[5])
+    mark = there.mark_point(shape="diamond", size=190, filled=True, opacity=1, color=PALETTE[5])
     under = [
         rule(0, scale=scale),
         span.encode(x=alt.X("low:Q", scale=scale), x2="high:Q", y=y),
         mark.encode(x=alt.X("middle:Q", scale=scale), y=y),
     ]
-    shown = [word for word in OUTCOMES if any(row["claim"] == word for row in means)]
+    shown = [word for word in OUTCOMES if any(row["direction"] == word for row in means)]
     colors = alt.Scale(domain=shown, range=[OUTCOMES[word] for word in shown])
     return dots(
         means,
         [],
         names,
-        alt.Color("claim:N", scale=colors, legend=legend()),
+        alt.Color("direction:N", scale=colors, legend=legend()),
         ["percent of the published", "effect (diamonds)"],
         field="line",
-        about=("line", "claim", "measured", "published"),
+        about=("line", "direction", "measured", "published"),
         form=".0%",
         scale=scale,
         axis=alt.Axis(labelExpr="format(100 * datum.value, '.0f') + ' %'", tickCount=6),
@@ -132,14 +135,14 @@ def _names(compared: Sequence[tuple[ClaimResult, Effect]]) -> list[str]:
 
 def _row(name: str, claim: ClaimResult, effect: Effect) -> Row:
     ends = [None if end is None else effect.share(end) for end in (effect.low, effect.high)]
-    share = effect.share(effect.value)
+    share, direction = effect.share(effect.value), effect.direction or claim.direction
     words = f"{100 * share:.0f} %".replace("-", "−")
     words = f"← {words}" if share < _LIMITS[0] else f"{words} →" if share > _LIMITS[1] else words
     # A negative published effect swaps the ends of the interval.
     low, high = (None, None) if None in ends else sorted(end for end in ends if end is not None)
     return {
         "line": name,
-        "claim": claim.direction if claim.direction in OUTCOMES else "open",
+        "direction": direction if direction in OUTCOMES else "open",
         "mean": share,
         "low": low,
         "high": high,
