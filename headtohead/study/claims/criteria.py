@@ -222,8 +222,12 @@ class RunCriterion(Criterion):
             found.append(contest)
         contests = self.judged_contests(evidence, found)
         part = self.outcome(evidence, contests)
-        place = {key: _joined(contests, name) for key, name in (("corpus", "corpus_label"), ("size", "size"))}
-        part.measured = [row | {"study": self.study} | place for row in part.measured]
+        where = {
+            "study": self.study,
+            "corpus": _joined(contests, "corpus_label"),
+            "size": _joined(contests, "size"),
+        }
+        part.measured = [row | where for row in part.measured]
         if not any(row["n"] for row in part.measured):
             part.scale = NOT_RUN
             return part

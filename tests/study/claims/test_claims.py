@@ -25,7 +25,18 @@ from headtohead.training.circuit_rates import assign
 from tests.results import run_result
 
 PAPERS = {"coupled": 14, "sharing": 14, "deconstructed": 14, "faster_qk": 12, "kuramoto": 11}
-FIELDS = ["id", "statement", "published", "measured", "direction", "size", "scale", "reason", "run", "criteria"]
+FIELDS = [
+    "id",
+    "statement",
+    "published",
+    "measured",
+    "direction",
+    "size",
+    "scale",
+    "reason",
+    "run",
+    "criteria",
+]
 FILE = """
 [study]
 arms = ["standard", {{arm = "sharing:tie=kv", name = "a"}}, {{arm = "sharing:tie=qk", name = "b"}}]
