@@ -123,10 +123,10 @@ def _lines(result: ClaimResult) -> list[str]:
     """Return what was measured: first what decided the claim, of that first what has a published number."""
     found = sorted(_measured(result), key=lambda line: (line.direction != result.direction, not line.stated))
     lines = list(dict.fromkeys(line.words for line in found)) or [result.reason]
-    outcomes = Counter(part["direction"] for part in result.criteria)
+    outcomes = Counter(part["direction"] for part in result.criteria if part.get("decides", True))
     if len(outcomes) > 1:
         shown = ", ".join(f"{outcomes[word]} {word}" for word in OUTCOMES if outcomes[word])
-        lines.insert(0, f"of {len(result.criteria)} criteria {shown}:")
+        lines.insert(0, f"of {outcomes.total()} criteria {shown}:")
     more = len(lines) - _LINES
     return [*lines[:_LINES], f"and {more} more in {CLAIMS}"] if more > 1 else lines
 
@@ -134,7 +134,12 @@ def _lines(result: ClaimResult) -> list[str]:
 class _Line(NamedTuple):
     words: str
     direction: str
-    stated: bool = False
+    stated: bool
+
+
+def _line(words: str, direction: str, stated: bool, decides: bool) -> _Line:
+    """Return a line; what does not enter the outcome says so and comes last."""
+    return _Line(words, direction, stated) if decides else _Line(f"{words} (shown, not judged)", "", False)
 
 
 def _measured(result: ClaimResult) -> Iterator[_Line]:
@@ -144,10 +149,12 @@ def _measured(result: ClaimResult) -> Iterator[_Line]:
         for index, part in enumerate(result.criteria)
         if part["direction"] == "open" or not any(row.get("criterion") == index for row in result.measured)
     }
-    yield from (_Line(_reason(part), part["direction"]) for part in reasons.values())
+    for part in reasons.values():
+        yield _line(_reason(part), part["direction"], False, part.get("decides", True))
     for effect in effects(result):
         if effect.criterion not in reasons:
-            yield _Line(_effect_line(effect), effect.direction, effect.published is not None)
+            stated = effect.published is not None
+            yield _line(_effect_line(effect), effect.direction, stated, effect.decides)
     checks = [row["holds"] for row in result.measured if "holds" in row]
     if checks:
         words = f"{sum(checks)} of {len(checks)} numbers of tables and theory within their tolerance"

@@ -93,6 +93,30 @@ def test_open_claims_give_their_reason_and_reduced_ones_the_difference(
     assert "the recorded results do not have this claim" in second
 
 
+def test_what_decided_a_claim_comes_first_and_what_is_only_shown_last(
+    draw: ModuleType, tmp_path: Path
+) -> None:
+    outcome = {"kind": "difference", "size": None, "scale": "published scale", "differs": "", "reason": "r"}
+    criteria = [outcome | {"direction": word} for word in ("supported", "contradicted", "contradicted")]
+    criteria[2] |= {"decides": False}
+    rows = [
+        {"what": what, "difference": value, "criterion": index, "direction": criteria[index]["direction"]}
+        for index, (what, value) in enumerate({"a - s": 0.1, "b - s": 0.2, "c - s": 0.3}.items())
+    ]
+    rows[2] |= {"decides": False}
+    claim = {"id": "coupled.1", "statement": "x", "published": "y", "measured": rows, "size": "open"}
+    claim |= {"direction": "contradicted", "scale": "published scale", "reason": "z", "criteria": criteria}
+    (tmp_path / "coupled").mkdir()
+    (tmp_path / "coupled" / "claims.json").write_text(json.dumps([claim]))
+    lines = [
+        "of 2 criteria 1 supported, 1 contradicted:",
+        "b - s: +0.200",
+        "a - s: +0.100",
+        "c - s: +0.300 (shown, not judged)",
+    ]
+    assert f"| {'<br>'.join(lines)} | **contradicted** |" in section(text(draw, tmp_path), "coupled")
+
+
 @pytest.mark.slow
 def test_the_script_writes_and_checks_the_page(tmp_path: Path) -> None:
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:

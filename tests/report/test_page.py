@@ -25,8 +25,8 @@ HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.
 
 
 PROBES = ["positions", "indicators:2", "maps", "tasks:copa", "skip:512", "decode"]
-# forest, curves, cost, seeds, positions, tasks, indicators, maps, skip, stability
-CHARTS = 10
+# claims, forest, curves, cost, seeds, positions, tasks, indicators, maps, skip, stability
+CHARTS = 11
 
 
 @pytest.fixture(scope="module")
