@@ -27,6 +27,7 @@ HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.
 PROBES = ["positions", "indicators:2", "maps", "tasks:copa", "skip:512", "decode"]
 # claims, forest, curves, cost, seeds, positions, tasks, indicators, maps, skip, stability
 CHARTS = 11
+EFFECTS = ((HOSTILE, "supported", 0.4), ("a - b", "contradicted", -1.5), ("a - c", "open", 0.1))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,10 @@ def folder(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "published": "some",
         "measured": [
             {"what": "x", "n": 3, "p": None},
-            {"what": HOSTILE, "n": 3, "difference": 0.4, "ci_low": 0.1, "ci_high": 0.7, "published": [0.2]},
+            *(
+                {"what": what, "difference": value, "published": [0.2], "direction": word}
+                for what, word, value in EFFECTS
+            ),
         ],
     }
     claim |= {"direction": "contradicted", "size": "open", "scale": "reduced scale", "reason": HOSTILE}

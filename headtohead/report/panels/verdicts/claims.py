@@ -10,7 +10,18 @@ from textwrap import shorten
 import altair as alt
 
 from headtohead.common.errors import UserError
-from headtohead.report.charts import OUTCOMES, PALETTE, Chart, Row, arm_axis, category, dots, legend, rule
+from headtohead.report.charts import (
+    NARROW,
+    OUTCOMES,
+    PALETTE,
+    Chart,
+    Row,
+    arm_axis,
+    category,
+    dots,
+    legend,
+    rule,
+)
 from headtohead.report.panels.base import Chip, Figure, Table, View
 from headtohead.study.claims import ClaimResult
 from headtohead.study.claims.recorded import CLAIMS, Effect, effects, read_claims
@@ -100,11 +111,13 @@ def forest(claims: Sequence[ClaimResult]) -> Chart | None:
     ]
     shown = [word for word in OUTCOMES if any(row["direction"] == word for row in means)]
     colors = alt.Scale(domain=shown, range=[OUTCOMES[word] for word in shown])
+    colored = legend()
+    colored.columns = alt.ExprRef(f"{NARROW} ? 1 : 3")
     return dots(
         means,
         [],
         names,
-        alt.Color("direction:N", scale=colors, legend=legend()),
+        alt.Color("direction:N", scale=colors, legend=colored),
         ["percent of the published", "effect (diamonds)"],
         field="line",
         about=("line", "direction", "measured", "published"),
