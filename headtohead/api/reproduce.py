@@ -203,8 +203,8 @@ class _Work:
                 self.absent[name] = f"was run with other settings in {place.parent}; run it again"
             else:
                 self.found.studies[name] = open_study(place.parent)
-        except DamagedFile as error:  # the other studies are still judged
-            self.absent[name] = str(error)
+        except UserError as error:  # the other studies are still judged
+            self.absent[name] = f"cannot be read: {error}"
             self.found.trouble[name] = str(error)
 
     def _complete(self, name: str) -> bool:

@@ -18,6 +18,8 @@ Chart = alt.LayerChart | alt.FacetChart
 BASELINE = "#7f7f7f"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#A6761D")
 VERDICTS = {"better": "#009E73", "worse": "#D55E00", "equivalent": "#0072B2", "undecided": "#8a8a8a"}
+OUTCOMES = {"supported": "#009E73", "contradicted": "#D55E00", "open": "#8a8a8a"}
+"""The outcomes of a claim, with their colors."""
 AXIS = "axis"
 """The parameter that holds what the reader selected with a chart's buttons."""
 # Phone width; outside a page a chart has no container and is not narrow.
@@ -176,9 +178,9 @@ def references(values: Mapping[str, float], form: str) -> alt.Chart:
     return alt.Chart(alt.Data(values=rows))
 
 
-def category(field: str, order: Sequence[str]) -> alt.Y:
+def category(field: str, order: Sequence[str], axis: alt.Axis | None = None) -> alt.Y:
     """Return the y axis of a chart of dots; | in a label starts a new line."""
-    axis = arm_axis()
+    axis = axis or arm_axis()
     if any("|" in name for name in order):
         axis.labelExpr = "split(datum.label, '|')"
     return alt.Y(f"{field}:N", sort=list(order), title=None, axis=axis)
@@ -197,6 +199,7 @@ def dots(
     about: Sequence[str] = ("arm",),
     scale: alt.Scale | None = None,
     axis: alt.Axis | None = None,
+    names: alt.Axis | None = None,
     under: Sequence[alt.Chart] = (),
     height: int = 36,
     choice: Choice | None = None,
@@ -206,9 +209,10 @@ def dots(
 
     `means` have `mean`, `low` and `high`, and `words` for a label; without them, the means of `seeds` are drawn. `seeds` have
     `value` and `seed`. Means are ticks among the dots of seeds; with `bold`, dots among the thin ticks of seeds. `about` lists
-    the text fields shown on hover, `form` is the format of all numbers, `under` are layers below, `height` is per line.
+    the text fields shown on hover, `form` is the format of all numbers, `axis` and `names` are the axes of values and of
+    lines, `under` are layers below, `height` is per line.
     """
-    y = category(field, order)
+    y = category(field, order, names)
     place: Row = {"y": y} | ({"yOffset": offset} if offset else {})
 
     def x(name: str) -> alt.X:

@@ -25,8 +25,9 @@ HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.
 
 
 PROBES = ["positions", "indicators:2", "maps", "tasks:copa", "skip:512", "decode"]
-# forest, curves, cost, seeds, positions, tasks, indicators, maps, skip, stability
-CHARTS = 10
+# claims, forest, curves, cost, seeds, positions, tasks, indicators, maps, skip, stability
+CHARTS = 11
+EFFECTS = ((HOSTILE, "supported", 0.4), ("a - b", "contradicted", -1.5), ("a - c", "open", 0.1))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,13 @@ def folder(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "id": "p.1",
         "statement": HOSTILE,
         "published": "some",
-        "measured": [{"what": "x", "n": 3, "p": None}],
+        "measured": [
+            {"what": "x", "n": 3, "p": None},
+            *(
+                {"what": what, "difference": value, "published": [0.2], "direction": word}
+                for what, word, value in EFFECTS
+            ),
+        ],
     }
     claim |= {"direction": "contradicted", "size": "open", "scale": "reduced scale", "reason": HOSTILE}
     (root / "out" / "claims.json").write_text(json.dumps([claim]))

@@ -19,6 +19,7 @@ from headtohead.report.panels.attention.skip import skip_rows
 from headtohead.report.panels.datasets.tasks import task_rows
 from headtohead.report.panels.training.cost import cost_rows
 from headtohead.report.panels.verdicts import claims
+from headtohead.study.claims import ClaimResult
 from headtohead.study.probes import read_found
 from headtohead.study.store.manifest import Contest, Manifest
 from tests.results import run_result, run_spec
@@ -147,3 +148,46 @@ def test_claims_decided_by_a_toy_show_with_links_to_the_papers_other_pages(tmp_p
     found = claims.figure([View(tmp_path, manifest, CONTEST, [], [])])
     assert found is not None
     assert found.links == [("lists", "lists/report.html"), ("toy", "toy.html")]
+
+
+def a_claim(*measured: dict[str, Any], **fields: Any) -> ClaimResult:
+    words = dict.fromkeys(("statement", "published", "direction", "size", "scale", "reason"), "open")
+    return ClaimResult(**({"id": "p.1", "measured": list(measured)} | words | fields))
+
+
+def effect_row(difference: float, low: float, high: float, *published: float) -> dict[str, Any]:
+    row = {"what": "a - b", "unit": "bits_per_byte", "n": 5, "difference": difference}
+    return row | {"ci_low": low, "ci_high": high, "published": list(published) or None}
+
+
+def test_measured_effects_are_drawn_in_percent_of_the_published_ones() -> None:
+    chart = claims.forest(
+        [
+            a_claim(effect_row(-0.01, -0.03, 0.01, -0.02), direction="supported"),
+            a_claim(effect_row(9.0, 8.0, 10.0, 1.0) | {"direction": "contradicted"}, id="p.2"),
+            a_claim(effect_row(0.5, 0.4, 0.6), id="p.3"),
+            a_claim(effect_row(0.5, 0.4, 0.6, 1.0) | {"decides": False}, id="p.4"),
+        ]
+    )
+    assert chart is not None
+    definition = chart.to_dict()  # valid Vega-Lite
+    rows = definition["datasets"]["means"]
+    assert [row["line"] for row in rows] == ["p.1: open|a - b", "p.2: open|a - b"]
+    assert [rows[0][key] for key in ("mean", "low", "high")] == pytest.approx([0.5, -0.5, 1.5])
+    assert [row["words"] for row in rows] == ["50 %", "900 % →"]
+    assert [row["direction"] for row in rows] == ["supported", "contradicted"]
+    diamonds = [layer for layer in definition["layer"] if layer["mark"].get("shape") == "diamond"]
+    assert len(diamonds) == 1
+    assert len(diamonds[0]["data"]["values"]) == 2
+
+
+def test_effects_with_equal_names_stay_apart() -> None:
+    row = effect_row(0.01, 0.0, 0.02, 0.02)
+    chart = claims.forest([a_claim(row, row, row | {"corpus": "c"})])
+    assert chart is not None
+    names = [one["line"] for one in chart.datasets["means"]]
+    assert names == ["p.1: open|a - b", "p.1: open|a - b (2)", "p.1: open|a - b, c"]
+
+
+def test_claims_without_published_numbers_have_no_chart() -> None:
+    assert claims.forest([a_claim(effect_row(0.01, 0.0, 0.02)), a_claim()]) is None

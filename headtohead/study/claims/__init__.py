@@ -11,22 +11,26 @@ supported by an interval inside the bounds and contradicted by one outside.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from headtohead.common.errors import UserError, first_line
 from headtohead.common.schema import Plain
 from headtohead.papers.faster_qk.work import Toy
-from headtohead.study.claims.criteria import MAIN, Basis, RunCriterion
+from headtohead.study.claims.criteria import MAIN, At, Basis, Criterion, RunCriterion
 from headtohead.study.claims.evidence import Evidence
-from headtohead.study.claims.outcome import NOT_RUN, PUBLISHED, REDUCED, all_of
+from headtohead.study.claims.outcome import CONTRADICTED, NOT_RUN, OPEN, PUBLISHED, REDUCED, Part, all_of
 from headtohead.study.claims.paper import Claim, Paper
 from headtohead.study.config.spec import build_study
 from headtohead.study.judge.analysis import Analysis
 
+# What malformed results can raise. Such a criterion stays open, and all others are still judged.
+_MALFORMED = (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
 
 @dataclass(frozen=True)
 class ClaimResult(Plain):
-    """The result of judging one claim."""
+    """The result of judging one claim; fields with a default are missing in older files."""
 
     id: str
     statement: str
@@ -36,6 +40,10 @@ class ClaimResult(Plain):
     size: str
     scale: str
     reason: str
+    run: str = ""
+    """The scale that was run: smoke, small or paper."""
+    criteria: list[dict[str, Any]] = field(default_factory=list)
+    """The outcome of each criterion. `criterion` in a row of `measured` is an index of this list."""
 
 
 def judge_claims(
@@ -52,17 +60,32 @@ def judge_claims(
     """
     settings = paper.studies(scale)
     criteria = [part for claim in paper.claims for part in claim.criteria if isinstance(part, RunCriterion)]
-    evidence = {
-        name: Evidence([part for part in criteria if part.study == name], build_study(settings[name]), study)
-        for name, study in studies.items()
-    }
+    evidence = {}
     missing = dict.fromkeys(settings, "has not been run") | dict(absent or {})
+    for name, study in studies.items():
+        about = [part for part in criteria if part.study == name]
+        try:
+            evidence[name] = Evidence(about, build_study(settings[name]), study)
+        except _MALFORMED as error:
+            missing[name] = _cannot(error)
     basis = Basis(scale, build_study(settings[MAIN]).baseline_arm.text, evidence, missing, toy)
     return [_judge_all(claim, basis) for claim in paper.claims]
 
 
+def _judge(criterion: Criterion, basis: Basis, at: At) -> Part:
+    try:
+        return criterion.judge(basis, at)
+    except _MALFORMED as error:
+        return Part(OPEN, None, NOT_RUN, f"a {criterion.kind} criterion {_cannot(error)}")
+
+
+def _cannot(error: Exception) -> str:
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return f"cannot be judged: {kind}{first_line(error)}"
+
+
 def _judge_all(claim: Claim, basis: Basis) -> ClaimResult:
-    parts = [criterion.judge(basis, claim.at) for criterion in claim.criteria]
+    parts = [_judge(criterion, basis, claim.at) for criterion in claim.criteria]
     scales = {part.scale for part in parts}
     scale = REDUCED if REDUCED in scales else PUBLISHED if PUBLISHED in scales else NOT_RUN
     sizes = [part.size for part in parts if part.size is not None]
@@ -73,12 +96,31 @@ def _judge_all(claim: Claim, basis: Basis) -> ClaimResult:
         claim.id,
         claim.statement,
         claim.published,
-        [row for part in parts for row in part.measured],
+        [row for index, part in enumerate(parts) for row in _rows(index, part)],
         all_of([part.direction for part in parts]),
         all_of(sizes),
         scale,
         "; ".join(dict.fromkeys(reasons)),
+        basis.scale,
+        [_outcome(*pair) for pair in zip(claim.criteria, parts, strict=True)],
     )
+
+
+def _rows(index: int, part: Part) -> list[dict[str, Any]]:
+    """Return what a criterion measured, with its index and the direction of each row."""
+    # Of several comparisons one contradicts a criterion; whatever leaves it open leaves all of them open.
+    own = part.direction == CONTRADICTED
+    directions = [row.get("direction", part.direction) if own else part.direction for row in part.measured]
+    return [
+        row | {"criterion": index, "direction": direction}
+        for row, direction in zip(part.measured, directions, strict=True)
+    ]
+
+
+def _outcome(criterion: Criterion, part: Part) -> dict[str, Any]:
+    """Return the outcome of a criterion without its rows, JSON-ready."""
+    fields = ("direction", "size", "scale", "differs", "reason")
+    return {"kind": criterion.kind} | {name: getattr(part, name) for name in fields}
 
 
 __all__ = ["ClaimResult", "judge_claims"]

@@ -222,11 +222,17 @@ class RunCriterion(Criterion):
             found.append(contest)
         contests = self.judged_contests(evidence, found)
         part = self.outcome(evidence, contests)
+        where = {
+            "study": self.study,
+            "corpus": _joined(contests, "corpus_label"),
+            "size": _joined(contests, "size"),
+        }
+        part.measured = [row | where for row in part.measured]
         if not any(row["n"] for row in part.measured):
             part.scale = NOT_RUN
             return part
         differs = evidence.other_scale(self.at if self.at != At() else at, contests, self.arms[0])
-        part.scale = REDUCED if differs else PUBLISHED
+        part.scale, part.differs = REDUCED if differs else PUBLISHED, differs
         if {part.direction, part.size} & {SUPPORTED, CONTRADICTED} and (
             untrained := self.untrained(evidence, contests)
         ):
@@ -237,6 +243,10 @@ class RunCriterion(Criterion):
         elif differs:
             part.reason += f" ({differs})"
         return part
+
+
+def _joined(contests: Sequence[Contest], name: str) -> str:
+    return ", ".join(dict.fromkeys(getattr(contest, name) for contest in contests))
 
 
 @dataclass(frozen=True, kw_only=True)

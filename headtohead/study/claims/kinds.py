@@ -151,7 +151,8 @@ class Order(PlacedCriterion, kind="order"):
             all_of([part.direction for part in parts]),
             "; ".join(part.reason for part in parts),
         )
-        return Part(direction, None, REDUCED, reason, [row for part in parts for row in part.measured])
+        rows = [row | {"direction": part.direction} for part in parts for row in part.measured]
+        return Part(direction, None, REDUCED, reason, rows)
 
 
 def _second_minus_first(
@@ -277,8 +278,9 @@ class Median(PairCriterion, kind="median"):
         a, b, ours, theirs = evidence.sides(contests[0], self.arm, self.against)
         seeds = [seed for seed in ours if seed in theirs]
         what = f"median of {a} - median of {b}"
-        row: dict[str, Any] = {"what": what, "n": len(seeds), "difference": None, "p": None}
         compared = evidence.compare(contests[0], self.arm, self.against)
+        row: dict[str, Any] = {"what": what, "unit": compared.unit, "n": len(seeds)}
+        row |= {"difference": None, "p": None}
         if compared.trouble:
             return Part(OPEN, None, REDUCED, f"{what}: {compared.trouble}", [row])
         shift, p = compare_medians([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])

@@ -23,6 +23,8 @@ class Part:
     scale: str
     reason: str
     measured: list[dict[str, Any]] = field(default_factory=list)
+    differs: str = ""
+    """How the training differs from the published one, or empty."""
 
 
 @dataclass(frozen=True)

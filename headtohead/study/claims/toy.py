@@ -34,7 +34,8 @@ class ToyCriterion(Criterion):
     def judge(self, basis: Basis, at: At) -> Part:
         """Return the outcome from the toy's results."""
         if basis.toy is None:
-            return Part(OPEN, None, NOT_RUN, f"the toy is not part of scale {basis.scale}")
+            absent = f"is not part of scale {basis.scale}"
+            return Part(OPEN, None, NOT_RUN, f"the toy {basis.absent.get('toy', absent)}")
         return self.outcome(basis.toy, basis.scale == "smoke")
 
     def outcome(self, toy: Toy, smoke: bool) -> Part:
@@ -80,13 +81,14 @@ class ToyOrder(ToyCriterion, kind="toy"):
             for (low, high), (below, above), margin in pairs:
                 paired = compare_by_seed(above, below)
                 what = f"{self._NAMES[self.quantity]} of {high} - {low} at loss {bound:g}"
-                measured.append(interval_row(what, paired, margin=margin))
                 if paired.difference is None or paired.ci_low is None or paired.ci_high is None:
                     directions.append(OPEN)
+                    measured.append(interval_row(what, paired, margin=margin, direction=OPEN))
                     reasons.append(f"{what}: {paired.n} paired seeds give no interval")
                     continue
                 beyond, short = paired.ci_low > margin, paired.ci_high < margin
                 directions.append(SUPPORTED if beyond else CONTRADICTED if short else OPEN)
+                measured.append(interval_row(what, paired, margin=margin, direction=directions[-1]))
                 interval = f"{paired.ci_low:+.3g} to {paired.ci_high:+.3g}"
                 required = f", required more than {margin:g}" if margin else ""
                 reasons.append(f"{what}: {paired.difference:+.3g} ({interval}, n {paired.n}){required}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -24,7 +25,18 @@ from headtohead.training.circuit_rates import assign
 from tests.results import run_result
 
 PAPERS = {"coupled": 14, "sharing": 14, "deconstructed": 14, "faster_qk": 12, "kuramoto": 11}
-FIELDS = ["id", "statement", "published", "measured", "direction", "size", "scale", "reason"]
+FIELDS = [
+    "id",
+    "statement",
+    "published",
+    "measured",
+    "direction",
+    "size",
+    "scale",
+    "reason",
+    "run",
+    "criteria",
+]
 FILE = """
 [study]
 arms = ["standard", {{arm = "sharing:tie=kv", name = "a"}}, {{arm = "sharing:tie=qk", name = "b"}}]
@@ -311,6 +323,7 @@ def test_reproduce_runs_judges_and_resumes(
     assert [list(row) for row in rows] == [FIELDS]
     assert (rows[0]["direction"], rows[0]["size"]) == ("open", "open")
     assert rows[0]["measured"][0]["n"] == 2
+    assert rows[0]["run"] == "smoke"
     again = h2h.reproduce(str(path), scale="smoke", out=tmp_path / "o", device="cpu", quiet=True)
     assert again.study.summary.done == 0
     assert [claim.as_dict() for claim in again.claims] == rows
@@ -518,3 +531,41 @@ def test_a_median_needs_six_seeds(tmp_path: Path) -> None:
 def test_an_invalid_probe_criterion_is_rejected(tmp_path: Path, criterion: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_paper(written(tmp_path, criterion))
+
+
+COST = '{kind = "cost", arm = "sharing:tie=kv", size = "nano", quantity = "cache", ratio = 0.5}'
+
+
+def test_every_criterion_is_recorded_with_its_outcome_and_place(tmp_path: Path) -> None:
+    part = '{kind = "difference", arm = "a", expect = "better", effect = -0.02, size = "1m"}'
+    found = judged(tmp_path, f"{part}, {COST}", a=[0.0, -0.02], b=[0.0, 0.0])
+    differs = "size 1m here, nano published"
+    assert [(one["kind"], one["scale"], one["differs"]) for one in found.criteria] == [
+        ("difference", "reduced scale", differs),
+        ("cost", "published scale", ""),
+    ]
+    assert [row["criterion"] for row in found.measured] == [0, 1]
+    assert [found.measured[0][key] for key in ("study", "corpus", "size")] == ["study", "x", "1m"]
+
+
+def test_a_criterion_that_cannot_be_judged_does_not_stop_the_others(tmp_path: Path) -> None:
+    short = LOW[:2]  # reading the probe of the third seed raises
+    found = probed(tmp_path, f'{SINK}, expect = "lower"}}, {COST}', standard=HIGH, a=short)
+    assert [one["direction"] for one in found.criteria] == ["open", "supported"]
+    assert found.direction == "open"
+    assert "a probe criterion cannot be judged: IndexError: list index out of range" in found.reason
+
+
+def test_a_malformed_study_leaves_only_its_own_criteria_open(tmp_path: Path) -> None:
+    part = '{kind = "difference", arm = "a", expect = "better"}'
+    paper = read_paper(written(tmp_path, f"{part}, {COST}"))
+    contest = Contest("file:x", "x", "nano", "as_is", "tokens")
+    entries = tuple(Entry(f"{label}/1", label, 1, contest) for label in LABELS)
+    arms = tuple((arm.text, arm.label) for arm in build_study(paper.settings("paper")).arms)
+    manifest = Manifest("p", arms, "standard", "a", 0.005, (1,), entries)
+    done = run_result(test={"bits_per_byte": 2.0, "blocks": [[2.0, 1.0]]})
+    rows = study_verdicts(manifest, {entry.run: done for entry in entries})
+    broken = [dataclasses.replace(row, values=[2.0, 2.1]) for row in rows]
+    (found,) = judge_claims(paper, "paper", {"study": Analysis(manifest, broken)})
+    assert [one["direction"] for one in found.criteria] == ["open", "supported"]
+    assert "study study cannot be judged: ValueError" in found.reason

@@ -1,34 +1,46 @@
-"""Judged claims of a paper."""
+"""Judged claims of a paper: published and measured effects, and a table of all claims."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 
-from msgspec import Struct, ValidationError, convert, structs
+import altair as alt
 
 from headtohead.common.errors import UserError
-from headtohead.common.files import read_json
+from headtohead.report.charts import (
+    NARROW,
+    OUTCOMES,
+    PALETTE,
+    Chart,
+    Row,
+    arm_axis,
+    category,
+    dots,
+    legend,
+    rule,
+)
 from headtohead.report.panels.base import Chip, Figure, Table, View
+from headtohead.study.claims import ClaimResult
+from headtohead.study.claims.recorded import CLAIMS, Effect, effects, read_claims
 
-FILE = "claims.json"
-"""Written by `reproduce` in the study's directory."""
 _HEAD = ("claim", "statement", "direction", "size", "published", "measured and reason", "scale")
+_FIELDS = ("id", "statement", "direction", "size", "published", "reason", "scale")
 _MAX_OPEN = 6
 """More claims than this are folded, so that the verdicts below stay visible."""
-_CHIPS = ("supported", "contradicted", "open")
-
-
-class _Claim(Struct, frozen=True):
-    """What the table shows of a claim."""
-
-    id: str
-    statement: str
-    direction: str
-    size: str
-    published: str
-    reason: str
-    scale: str
+_LIMITS = (-2.0, 4.0)
+"""Shares of the published effect beyond these are drawn at the edge, with their number."""
+_STATEMENT = 40
+"""Letters of a claim's statement beside the chart."""
+_ROOM = 34
+"""Points between names and chart if a number is written at the left edge."""
+READING = (
+    "Diamonds are the published effects (100 %), dots with 95 % intervals are measured here; 0 % is no effect, "
+    "below it the effect is opposite. Colors say whether the direction is supported. Claims without a published number are in the "
+    "table only."
+)
 
 
 def figure(views: Sequence[View]) -> Figure | None:
@@ -36,31 +48,128 @@ def figure(views: Sequence[View]) -> Figure | None:
     if not views:
         return None
     try:
-        claims = convert(read_json(views[0].path / FILE), list[_Claim])
-    except (UserError, ValidationError):
+        claims = read_claims(views[0].path / CLAIMS)
+    except UserError:
         return None
     if not claims:
         return None
-    count = {word: sum(claim.direction == word for claim in claims) for word in _CHIPS}
+    count = Counter(claim.direction for claim in claims)
     words = (
         "Direction: "
-        + ", ".join(f"{number} {word}" for word, number in count.items() if number)
+        + ", ".join(f"{count[word]} {word}" for word in OUTCOMES if count[word])
         + ". Size: whether the effect is as large as published."
     )
     rows = [
         [
-            _chip(value) if name in ("direction", "size") else value
-            for name, value in structs.asdict(claim).items()
+            _chip(getattr(claim, name)) if name in ("direction", "size") else getattr(claim, name)
+            for name in _FIELDS
         ]
         # Decided claims first.
-        for claim in sorted(claims, key=lambda claim: claim.direction not in _CHIPS[:2])
+        for claim in sorted(claims, key=lambda claim: claim.direction not in ("supported", "contradicted"))
     ]
     folded = f"All {len(rows)} claims" if len(rows) > _MAX_OPEN else ""
     table = Table(_HEAD, rows, left=len(_HEAD), folded=folded)
-    links = linked_pages(views[0].path)
+    chart, links = forest(claims), linked_pages(views[0].path)
+    if chart is not None:
+        words += f" {READING}"
     if links:
         words += " Pages of the paper's other studies:"
-    return Figure("Claims of the paper.", words, table=table, links=links)
+    return Figure("Claims of the paper.", words, chart, table=table, links=links)
+
+
+def forest(claims: Sequence[ClaimResult]) -> Chart | None:
+    """Return measured effects in percent of the published ones, or None if no claim has both.
+
+    Claims have different units, and effects in one unit differ by factors of ten; a share has one axis for all.
+    """
+    compared = [
+        (claim, effect)
+        for claim in claims
+        for effect in effects(claim)
+        if effect.decides and effect.reference is not None
+    ]
+    if not compared:
+        return None
+    names = _names(compared)
+    means = [_row(name, *pair) for name, pair in zip(names, compared, strict=True)]
+    diamonds = [
+        {"line": name, "low": effect.share(ends[0]), "high": effect.share(ends[1]), "middle": 1.0}
+        for name, (_, effect) in zip(names, compared, strict=True)
+        if (ends := effect.published)
+    ]
+    scale = alt.Scale(domain=_domain([*means, *diamonds]), clamp=True, nice=False)
+    lines = arm_axis(limit=330)
+    if any(row["mean"] < _LIMITS[0] for row in means):
+        lines.labelPadding = _ROOM
+    y, there = category("line", names, lines), alt.Chart(alt.Data(values=diamonds))
+    span = there.mark_rule(strokeWidth=9, opacity=0.3, color=PALETTE[5])
+    mark = there.mark_point(shape="diamond", size=190, filled=True, opacity=1, color=PALETTE[5])
+    under = [
+        rule(0, scale=scale),
+        span.encode(x=alt.X("low:Q", scale=scale), x2="high:Q", y=y),
+        mark.encode(x=alt.X("middle:Q", scale=scale), y=y),
+    ]
+    shown = [word for word in OUTCOMES if any(row["direction"] == word for row in means)]
+    colors = alt.Scale(domain=shown, range=[OUTCOMES[word] for word in shown])
+    colored = legend()
+    colored.columns = alt.ExprRef(f"{NARROW} ? 1 : 3")
+    return dots(
+        means,
+        [],
+        names,
+        alt.Color("direction:N", scale=colors, legend=colored),
+        ["percent of the published", "effect (diamonds)"],
+        field="line",
+        about=("line", "direction", "measured", "published"),
+        form=".0%",
+        scale=scale,
+        axis=alt.Axis(labelExpr="format(100 * datum.value, '.0f') + ' %'", tickCount=6),
+        names=lines,
+        under=under,
+        height=44,
+        bold=True,
+    )
+
+
+def _names(compared: Sequence[tuple[ClaimResult, Effect]]) -> list[str]:
+    """Return a name of two lines for each effect: the claim, and what was compared where; all are different."""
+    several = {
+        key for key in ("corpus", "size") if len({effect.place.get(key) for _, effect in compared}) > 1
+    }
+    found: list[str] = []
+    for claim, effect in compared:
+        place = [effect.place[key] for key in ("corpus", "size") if key in several and key in effect.place]
+        statement = shorten(claim.statement, _STATEMENT, placeholder=" …").replace("|", "/")
+        name = f"{claim.id}: {statement}|{', '.join([effect.what, *place])}"
+        same = sum(other == name or other.startswith(f"{name} (") for other in found)
+        found.append(f"{name} ({same + 1})" if same else name)
+    return found
+
+
+def _row(name: str, claim: ClaimResult, effect: Effect) -> Row:
+    ends = [None if end is None else effect.share(end) for end in (effect.low, effect.high)]
+    share, direction = effect.share(effect.value), effect.direction or claim.direction
+    words = f"{100 * share:.0f} %".replace("-", "−")
+    words = f"← {words}" if share < _LIMITS[0] else f"{words} →" if share > _LIMITS[1] else words
+    # A negative published effect swaps the ends of the interval.
+    low, high = (None, None) if None in ends else sorted(end for end in ends if end is not None)
+    return {
+        "line": name,
+        "direction": direction if direction in OUTCOMES else "open",
+        "mean": share,
+        "low": low,
+        "high": high,
+        "words": words,
+        "measured": effect.measured,
+        "published": effect.stated,
+    }
+
+
+def _domain(rows: Sequence[Row]) -> list[float]:
+    """Return the ends of the axis: all intervals, no effect and twice the published one, within the limits."""
+    ends = [end for row in rows for end in (row["low"], row["high"], row.get("mean")) if end is not None]
+    low, high = min(-0.25, *ends), max(2.0, *ends)
+    return [max(low, _LIMITS[0]), min(high, _LIMITS[1])]
 
 
 def linked_pages(path: Path) -> list[tuple[str, str]]:
@@ -71,4 +180,4 @@ def linked_pages(path: Path) -> list[tuple[str, str]]:
 
 
 def _chip(word: str) -> Chip:
-    return Chip(word, word if word in _CHIPS else "open")
+    return Chip(word, word if word in OUTCOMES else "open")

@@ -1,0 +1,138 @@
+"""docs/findings.md agrees with the shipped studies and the recorded results."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from headtohead.study.claims.paper import find_paper, read_paper
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+RUN = "run: python benchmarks/draw_findings.py"
+
+
+@pytest.fixture
+def draw(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script that writes the page."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import draw_findings
+
+    return draw_findings
+
+
+def text(draw: ModuleType, results: Path = RESULTS) -> str:
+    sections = draw.read_sections(results)
+    return str(draw.page(sections, list(draw.pictures(sections))))
+
+
+def section(page: str, name: str) -> str:
+    return page.split(f'<a id="{name}"></a>')[1].split("<a id=")[0]
+
+
+def test_the_page_agrees_with_the_results(draw: ModuleType) -> None:
+    page = (ROOT / "docs" / "findings.md").read_text()
+    assert page == text(draw), RUN
+    drawn = {path.name for path in (ROOT / "docs" / "images").glob("findings-*.png")}
+    assert drawn == set(re.findall(r"images/(findings-\w+\.png)", page)), RUN
+
+
+def test_every_recorded_paper_has_a_summary_of_three_sentences(draw: ModuleType) -> None:
+    recorded = [section for section in draw.read_sections(RESULTS) if section.results]
+    assert recorded
+    for one in recorded:
+        sentences = re.split(r"(?<=[.!?])\s+(?=[A-Z])", one.summary)
+        assert len(sentences) == 3, f"results/{one.name}/summary.md: {len(sentences)} sentences"
+
+
+def test_a_changed_number_changes_the_page(draw: ModuleType, tmp_path: Path) -> None:
+    shutil.copytree(RESULTS / "faster_qk", tmp_path / "faster_qk", ignore=shutil.ignore_patterns("*.xz"))
+    file = tmp_path / "faster_qk" / "claims.json"
+    claims = json.loads(file.read_text())
+    claims[8]["measured"][2]["difference"] = -0.05
+    file.write_text(json.dumps(claims))
+    row = "QK x100 - r=1, agreement, faster-1l: {} (-0.0795 to -0.0562) accuracy, published +0.0098"
+    assert row.format("-0.0679") in (ROOT / "docs" / "findings.md").read_text()
+    assert row.format("-0.0500") in text(draw, tmp_path)
+
+
+def test_a_paper_without_results_lists_its_claims_as_not_run(draw: ModuleType, tmp_path: Path) -> None:
+    page = text(draw, tmp_path)
+    for name in ("coupled", "sharing", "deconstructed", "faster_qk", "kuramoto"):
+        part = section(page, name)
+        assert "Not run yet at scale small." in part
+        rows = [line for line in part.splitlines() if line.startswith(f"| {name}.")]
+        assert len(rows) == len(read_paper(find_paper(name)).claims)
+        assert all(row.endswith("| – | not run | – | not run |") for row in rows)
+    assert "images/" not in page
+
+
+def test_open_claims_give_their_reason_and_reduced_ones_the_difference(
+    draw: ModuleType, tmp_path: Path
+) -> None:
+    part = {"kind": "difference", "direction": "open", "size": None, "scale": "reduced scale"}
+    part |= {
+        "differs": "corpus a here, b published",
+        "reason": "1 run failed | a (corpus a here, b published)",
+    }
+    claim = {"id": "coupled.1", "statement": "x", "published": "y", "measured": [], "direction": "open"}
+    claim |= {"size": "open", "scale": "reduced scale", "reason": "z", "run": "small", "criteria": [part]}
+    (tmp_path / "coupled").mkdir()
+    (tmp_path / "coupled" / "claims.json").write_text(json.dumps([claim]))
+    rows = section(text(draw, tmp_path), "coupled").splitlines()
+    first, second = (next(row for row in rows if row.startswith(f"| coupled.{n} ")) for n in (1, 2))
+    cells = "1 run failed \\| a | **open** | no size published | reduced: corpus a here, b published |"
+    assert first.endswith(cells)
+    assert "the recorded results do not have this claim" in second
+
+
+def test_what_decided_a_claim_comes_first_and_what_is_only_shown_last(
+    draw: ModuleType, tmp_path: Path
+) -> None:
+    outcome = {"kind": "difference", "size": None, "scale": "published scale", "differs": "", "reason": "r"}
+    criteria = [outcome | {"direction": word} for word in ("supported", "contradicted", "contradicted")]
+    criteria[2] |= {"decides": False}
+    rows = [
+        {"what": what, "difference": value, "criterion": index, "direction": criteria[index]["direction"]}
+        for index, (what, value) in enumerate({"a - s": 0.1, "b - s": 0.2, "c - s": 0.3}.items())
+    ]
+    rows[2] |= {"decides": False}
+    claim = {"id": "coupled.1", "statement": "x", "published": "y", "measured": rows, "size": "open"}
+    claim |= {"direction": "contradicted", "scale": "published scale", "reason": "z", "criteria": criteria}
+    (tmp_path / "coupled").mkdir()
+    (tmp_path / "coupled" / "claims.json").write_text(json.dumps([claim]))
+    lines = [
+        "of 2 criteria 1 supported, 1 contradicted:",
+        "b - s: +0.200",
+        "a - s: +0.100",
+        "c - s: +0.300 (shown, not judged)",
+    ]
+    assert f"| {'<br>'.join(lines)} | **contradicted** |" in section(text(draw, tmp_path), "coupled")
+
+
+@pytest.mark.slow
+def test_the_script_writes_and_checks_the_page(tmp_path: Path) -> None:
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, ROOT / "benchmarks" / "draw_findings.py", "--docs", tmp_path, *arguments]
+        words = [str(word) for word in command]
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=300, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}
+        )
+
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "findings-coupled.png").write_bytes(b"an older one")
+    assert run("--check").returncode == 1
+    done = run("--results", RESULTS)
+    assert done.returncode == 0, done.stderr
+    names = {path.parent.name for path in RESULTS.glob("*/claims.json")}
+    drawn = {path.name for path in (tmp_path / "images").iterdir()}
+    assert drawn <= {f"findings-{name}.png" for name in names}
+    assert "findings-faster_qk.png" in drawn
+    assert run("--check").returncode == 0
