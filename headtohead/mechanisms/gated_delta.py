@@ -57,6 +57,7 @@ _EPS = 1e-6
 class GatedDeltaOptions(Options):
     """Options of the gated delta rule."""
 
+    state_rows: ClassVar[str] = "key_dim"
     cases: ClassVar[str] = """
         decay=channel decay=none key_dim=5 conv=0 qk_norm=false output_norm=false output_gate=sigmoid output_gate=none
         beta_max=2 decay=channel,decay_rank=2,conv=2,output_gate=sigmoid

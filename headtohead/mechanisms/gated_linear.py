@@ -37,6 +37,7 @@ from headtohead.mechanisms.families.recurrent import Inputs, Recurrent, real_tok
 class GatedLinearOptions(Options):
     """Options of the gated linear recurrence."""
 
+    state_rows: ClassVar[str] = "key_dim"
     cases: ClassVar[str] = """
         key_dim=5 gate_rank=3 temperature=1 output_gate=false
         key_dim=4,gate_rank=2,temperature=0.25,output_gate=false

@@ -51,6 +51,7 @@ from headtohead.mechanisms.families.recurrent import (
 class SelectiveStateOptions(Options):
     """Options of the selective state space layer."""
 
+    state_rows: ClassVar[str] = "state"
     cases: ClassVar[str] = """
         state=5 groups=0 groups=2 conv=0 skip=false output_norm=false output_gate=false
         state=3,groups=2,conv=2,skip=false,output_gate=false
@@ -117,7 +118,7 @@ class SelectiveState(Recurrent):
         draw_decay(self.rate, self.step.bias, draw)
 
     def inputs(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Inputs:
-        """Return the inputs of the scan; the step size is a factor of k."""
+        """Return the inputs of the scan; the step size is a factor of v, so that one group of k serves all heads."""
         gated = self.options.output_gate
         parts = joined_linear(x, [self.q, self.k, self.v, *([self.gate] if gated else [])])
         named = dict(zip(("q", "k", "v"), parts[:3], strict=True))
@@ -129,7 +130,12 @@ class SelectiveState(Recurrent):
             step = step * real.unsqueeze(1)
         log_decay = -wide(self.rate).exp()[:, None, None] * step
         skipped = self.skip[:, None, None].to(v.dtype) * v if self.options.skip else None
-        return Inputs(q, k * step, v, log_decay, gate=parts[3] if gated else None, skipped=skipped)
+        return Inputs(q, k, v * step, log_decay, gate=parts[3] if gated else None, skipped=skipped)
+
+    def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
+        """Return the weights (batch, heads, time, time) of the values in q S, without D; signed."""
+        step = self.inputs(x, frame).log_decay / -wide(self.rate).exp()[:, None, None]
+        return super().attention_map(x, frame) * step.transpose(-2, -1)
 
     def _for_heads(self, x: Tensor) -> Tensor:
         """Return what a group shares for each of its heads; one group is broadcast."""

@@ -27,7 +27,7 @@ from headtohead.model.sizes import Size
 from headtohead.study.config.spec import Arm, StudySpec
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.plan.branches import grow
-from headtohead.study.plan.budgets import match_cache, match_flops, match_params, match_time
+from headtohead.study.plan.budgets import cache_amount, cache_unit, match_cache, match_flops, match_params, match_time
 from headtohead.study.plan.dataset import CorpusDataset, Dataset, TaskDataset
 from headtohead.study.plan.init_from import Start, check_compatible, find_start
 from headtohead.study.plan.plan import LayerTable, Plan, Rates, StepTime, StepTimes
@@ -265,7 +265,8 @@ class _Planner:
                 if contest.shape == "params":
                     size = match_params(given, layers, base.parameter_count(), dataset.on_meta)
                 else:
-                    size, layers = match_cache(given, layers, base.cache_bytes_per_token(torch.bfloat16))
+                    target = cache_amount(base, spec.cache_at)
+                    size, layers = match_cache(given, layers, target, spec.cache_at)
         start = self.starts.get(arm.label)
         with _naming(arm.text if dataset.task else ""):
             model = dataset.on_meta(size, layers)
@@ -286,7 +287,7 @@ class _Planner:
             held = (
                 ("parameters", parameters, base.parameter_count())
                 if contest.shape == "params"
-                else ("cache bytes per token", cache or 0, base.cache_bytes_per_token(torch.bfloat16) or 0)
+                else (cache_unit(spec.cache_at), *(cache_amount(one, spec.cache_at) or 0 for one in (model, base)))
             )
             what = _solved_shape(given, tuple(arm.layout.layers(given.layers)), size, layers, contest.shape)
             solved.append(Solved(arm.label, contest, f"shape {contest.shape}", *what, *held))
@@ -383,9 +384,13 @@ def _solved_shape(
     """Return the name of the number that the shape rule solved, and its value before and after."""
     if shape == "params":
         return "feed-forward width", given.ffn, size.ffn
-    for before, after in zip(written, layers, strict=True):
+    for index, (before, after) in enumerate(zip(written, layers, strict=True)):
         if before != after:
-            return "kv heads", given.heads, int(after.base.options.kv_heads)
+            options = after.base.options
+            if not options.state_rows:
+                return "kv heads", given.heads, int(options.kv_heads)
+            mechanism = Decoder.on_meta(given, written).layers[index].mechanism
+            return "rows of a state", int(mechanism.key_dim), int(getattr(options, options.state_rows))
     return "width", given.width, size.width
 
 
