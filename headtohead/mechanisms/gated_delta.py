@@ -11,7 +11,7 @@ Linear: An Expressive, Efficient Attention Architecture", arXiv 2510.26692); `de
 Queries and keys are half as wide as values (`key_dim`), so that the parameter count is close to the usual 4d². Training
 processes chunks of 64 tokens with one triangular system each, which equals the recurrence step by step.
 
-Arms: gated_delta gated_delta:decay=channel,output_gate=sigmoid gated_delta:decay=none
+Arms: gated_delta:decay=channel,output_gate=sigmoid gated_delta:decay=none
 
 Claims: Better than Mamba-2 and DeltaNet in language modeling, common-sense reasoning, in-context retrieval, length
 extrapolation and long contexts; hybrids with sliding-window attention or Mamba-2 layers are better still. Kimi Linear, three

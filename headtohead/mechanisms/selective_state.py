@@ -11,15 +11,15 @@ arXiv 2405.21060. Defaults are the paper's: one group, a state twice as wide as 
 The inner width is the model's, not twice as wide: it replaces attention next to a feed-forward block, while Mamba-2 has no
 such block. Training processes chunks of 64 tokens, which equals the recurrence step by step.
 
-Arms: selective_state selective_state:state=16 selective_state:groups=0
+Arms: selective_state:state=16 selective_state:groups=0
 
 Claims: Mamba-2 matches Mamba and a Transformer++ in scaling on the Pile and is better per unit of compute and time; larger
 states and more heads per group of q and k help recall (multi-query associative recall); the chunked algorithm is 2 to 8 times
 as fast as Mamba's scan. Hybrids with about 10 % attention layers are better than either.
 
 Watch: FLOPs and cache do not depend on the context; the cache is the state (float32) and the last inputs of the convolutions.
-Within a chunk, training computes more than its FLOP count. With one group it has fewer parameters than standard; `shape =
-params` gives the difference to the feed-forward block. Only decays and the convolutions encode order: it accepts any
+Within a chunk, training computes more than its FLOP count. With one group it has fewer parameters than standard, which
+`shape = params` gives to the feed-forward block. Only decays and the convolutions encode order: it accepts any
 positions, and rotary ones have no effect on it. Its attention map, without D and before gate and norm, is signed.
 """
 
@@ -60,9 +60,7 @@ class SelectiveStateOptions(Options):
     state: int = option(
         0, "rows of a head's state, the width of queries and keys; 0: twice the head width", low=0
     )
-    groups: int = option(
-        1, "groups of heads, each with its own queries and keys; 0: as many as heads", low=0
-    )
+    groups: int = option(1, "groups of heads, each with its own queries and keys; 0: as many as heads", low=0)
     conv: int = option(4, "tokens of the short convolution after the projections q, k, v; 0: none", low=0)
     skip: bool = option(True, "add D v, with a learned D per head")
     output_norm: bool = option(True, "normalize the gated output")

@@ -417,7 +417,10 @@ class NoHost(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("arm", ["standard", "coupled", "kuramoto", "gated_linear", "fixed_seq_qk"])
+@pytest.mark.parametrize(
+    "arm",
+    ["standard", "coupled", "kuramoto", "gated_linear", "(gated_delta selective_state)*1", "fixed_seq_qk"],
+)
 def test_a_step_does_not_synchronize_with_the_device(arm: str) -> None:
     population = PopulationTrainer([trainer(seed, arm) for seed in SEEDS])
     population.one_step()

@@ -24,7 +24,12 @@ FLOOR = -50.0
 
 
 def gated_scan(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor | None = None, beta: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    state: Tensor | None = None,
+    beta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return o (batch, heads, time, value width) and the last state (batch, heads, key width, value width).
 

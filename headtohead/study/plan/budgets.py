@@ -64,7 +64,11 @@ def match_params(
 
 def cache_amount(model: Decoder, context: int = 0) -> int | None:
     """Return the cache bytes of one token in bf16, or of a whole context; None if a layer has no cache."""
-    return model.cache_bytes(1, context, torch.bfloat16) if context else model.cache_bytes_per_token(torch.bfloat16)
+    return (
+        model.cache_bytes(1, context, torch.bfloat16)
+        if context
+        else model.cache_bytes_per_token(torch.bfloat16)
+    )
 
 
 def cache_unit(context: int = 0) -> str:
@@ -192,7 +196,9 @@ def _unset(layers: Sequence[Composed], name_in: Callable[[Any], str]) -> bool:
     return any(getattr(one, name_in(one) or "none", None) == 0 for one in options)
 
 
-def _with_option(layers: Sequence[Composed], name_in: Callable[[Any], str], value: int) -> tuple[Composed, ...]:
+def _with_option(
+    layers: Sequence[Composed], name_in: Callable[[Any], str], value: int
+) -> tuple[Composed, ...]:
     """Return the layers with the option set wherever it is unset; mechanisms that reject the value stay unchanged."""
     changed = []
     for composed in layers:

@@ -22,12 +22,20 @@ from headtohead.data.tasks.registry import prepare_task
 from headtohead.evaluation.corpus_stats import Statistics, corpus_statistics
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.mechanisms.contract.user_code import user_errors
+from headtohead.mechanisms.families.recurrent import Recurrent
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.study.config.spec import Arm, StudySpec
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.plan.branches import grow
-from headtohead.study.plan.budgets import cache_amount, cache_unit, match_cache, match_flops, match_params, match_time
+from headtohead.study.plan.budgets import (
+    cache_amount,
+    cache_unit,
+    match_cache,
+    match_flops,
+    match_params,
+    match_time,
+)
 from headtohead.study.plan.dataset import CorpusDataset, Dataset, TaskDataset
 from headtohead.study.plan.init_from import Start, check_compatible, find_start
 from headtohead.study.plan.plan import LayerTable, Plan, Rates, StepTime, StepTimes
@@ -284,11 +292,11 @@ class _Planner:
             training = dataclasses.replace(training, lr=tuned)
         parameters, cache = model.parameter_count(), model.cache_bytes_per_token(torch.bfloat16)
         if contest.shape != "as_is" and arm is not spec.baseline_arm:
-            held = (
-                ("parameters", parameters, base.parameter_count())
-                if contest.shape == "params"
-                else (cache_unit(spec.cache_at), *(cache_amount(one, spec.cache_at) or 0 for one in (model, base)))
-            )
+            if contest.shape == "params":
+                held = ("parameters", parameters, base.parameter_count())
+            else:
+                mine, theirs = (cache_amount(one, spec.cache_at) or 0 for one in (model, base))
+                held = (cache_unit(spec.cache_at), mine, theirs)
             what = _solved_shape(given, tuple(arm.layout.layers(given.layers)), size, layers, contest.shape)
             solved.append(Solved(arm.label, contest, f"shape {contest.shape}", *what, *held))
         texts = tuple(composed.text for composed in layers)
@@ -390,7 +398,8 @@ def _solved_shape(
             if not options.state_rows:
                 return "kv heads", given.heads, int(options.kv_heads)
             mechanism = Decoder.on_meta(given, written).layers[index].mechanism
-            return "rows of a state", int(mechanism.key_dim), int(getattr(options, options.state_rows))
+            assert isinstance(mechanism, Recurrent)
+            return "rows of a state", mechanism.key_dim, int(getattr(options, options.state_rows))
     return "width", given.width, size.width
 
 

@@ -159,9 +159,7 @@ def test_caches_of_fixed_size_are_matched_at_a_context(story: Path) -> None:
     arms = ["standard", "gated_linear", "gated_delta", "selective_state", "(gated_linear standard)*1"]
     found = plan(story, arms=[*arms, "gated_linear:key_dim=8"], shape="cache", cache_at=2048)
     runs = found.compared()[::2]
-    held = [
-        Decoder.on_meta(run.size, layers_of(run)).cache_bytes(1, 2048, torch.bfloat16) for run in runs
-    ]
+    held = [Decoder.on_meta(run.size, layers_of(run)).cache_bytes(1, 2048, torch.bfloat16) for run in runs]
     assert held == pytest.approx([2 * 2048 * 256] * 6, rel=0.005)
     # The rows of states are solved where they are unset, else the width.
     assert [run.size.width for run in runs[:5]] == [64] * 5
@@ -177,7 +175,9 @@ def test_without_a_context_caches_are_compared_per_token(story: Path) -> None:
     arms = ["standard", "sharing:tie=kv", "standard:kv_heads=1"]
     per_token = plan(story, arms=arms, shape="cache").compared()
     whole = plan(story, arms=arms, shape="cache", cache_at="2k").compared()
-    assert [run.id for run in per_token] == [run.id for run in whole], "caches without states differ by a factor"
+    assert [run.id for run in per_token] == [run.id for run in whole], (
+        "caches without states differ by a factor"
+    )
 
 
 def test_a_context_for_caches_needs_the_rule(story: Path) -> None:
