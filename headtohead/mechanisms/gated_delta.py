@@ -36,7 +36,7 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import rms_norm
-from headtohead.mechanisms.contract.base import Cache, Circuit, Draw, Frame, Shape
+from headtohead.mechanisms.contract.base import NOT_COMPARED, Cache, Circuit, Draw, Frame, Shape, Supports
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import joined_linear
 from headtohead.mechanisms.families.recurrent import (
@@ -94,6 +94,7 @@ class GatedDelta(Recurrent):
 
     name: ClassVar[str] = "gated_delta"
     Options: ClassVar[type] = GatedDeltaOptions
+    supports: ClassVar[Supports] = Supports(bidirectional=False, alone=NOT_COMPARED)
     no_stage = "gated_delta is a recurrence without scores of (q, k), so {stage} cannot be added to it"
     tags: ClassVar = {
         **dict.fromkeys(
@@ -147,7 +148,7 @@ class GatedDelta(Recurrent):
         q, k, v = (self.split_heads(part, self.heads) for part in self.convolved(named, frame, cache))
         if self.options.qk_norm:
             q, k = _normalized(q), _normalized(k)
-        beta = self.options.beta_max * wide(self.split_heads(self.beta(x), self.heads)).sigmoid()
+        beta = self.options.beta_max * self.split_heads(wide(self.beta(x)).sigmoid(), self.heads)
         log_decay = self._log_decay(x, beta)
         if (real := real_tokens(frame)) is not None:
             beta, log_decay = beta * real.unsqueeze(1), log_decay * real.unsqueeze(1)
@@ -159,7 +160,7 @@ class GatedDelta(Recurrent):
             return torch.zeros_like(beta)
         logits = self.decay(x if self.options.decay == "head" else self.decay_down(x))
         rate = wide(self.rate).exp()[:, None, None]
-        return -rate * F.softplus(wide(self.split_heads(logits, self.heads)))
+        return -rate * self.split_heads(F.softplus(wide(logits)), self.heads)
 
     def finish(self, mixed: Tensor, inputs: Inputs) -> Tensor:
         """Return the heads, normalized and gated."""

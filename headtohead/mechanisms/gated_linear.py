@@ -88,8 +88,8 @@ class GatedLinear(Recurrent):
         layers = [self.q, self.k, self.v, *([self.gate] if self.options.output_gate else [])]
         parts = joined_linear(x, layers)
         q, k, v = (self.split_heads(part, self.heads) for part in parts[:3])
-        logits = self.split_heads(self.decay_up(self.decay_down(x)), self.heads)
-        log_decay = F.logsigmoid(wide(logits)) / self.options.temperature
+        decay = F.logsigmoid(wide(self.decay_up(self.decay_down(x)))) / self.options.temperature
+        log_decay = self.split_heads(decay, self.heads)
         if (real := real_tokens(frame)) is not None:
             k, log_decay = k * real.unsqueeze(1), log_decay * real.unsqueeze(1)
         gate = parts[3] if self.options.output_gate else None

@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import rms_norm
-from headtohead.mechanisms.contract.base import Cache, Circuit, Draw, Frame, Shape
+from headtohead.mechanisms.contract.base import NOT_COMPARED, Cache, Circuit, Draw, Frame, Shape, Supports
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import joined_linear
 from headtohead.mechanisms.families.recurrent import (
@@ -77,6 +77,7 @@ class SelectiveState(Recurrent):
 
     name: ClassVar[str] = "selective_state"
     Options: ClassVar[type] = SelectiveStateOptions
+    supports: ClassVar[Supports] = Supports(bidirectional=False, alone=NOT_COMPARED)
     no_stage = "selective_state is a recurrence without scores of (q, k), so {stage} cannot be added to it"
     tags: ClassVar = {
         **dict.fromkeys(("q_conv", "k_conv", "step", "rate"), Circuit("own", follows="qk")),
@@ -123,7 +124,7 @@ class SelectiveState(Recurrent):
         q, k, v = self.convolved(named, frame, cache)
         v = self.split_heads(v, self.heads)
         q, k = (self._for_heads(self.split_heads(part, self.groups)) for part in (q, k))
-        step = F.softplus(wide(self.split_heads(self.step(x), self.heads)))
+        step = self.split_heads(F.softplus(wide(self.step(x))), self.heads)
         if (real := real_tokens(frame)) is not None:
             step = step * real.unsqueeze(1)
         log_decay = -wide(self.rate).exp()[:, None, None] * step
