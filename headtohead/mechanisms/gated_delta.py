@@ -45,6 +45,7 @@ from headtohead.mechanisms.families.recurrent import (
     ShortConvolution,
     draw_decay,
     real_tokens,
+    softplus,
     wide,
 )
 
@@ -160,7 +161,7 @@ class GatedDelta(Recurrent):
             return torch.zeros_like(beta)
         logits = self.decay(x if self.options.decay == "head" else self.decay_down(x))
         rate = wide(self.rate).exp()[:, None, None]
-        return -rate * self.split_heads(F.softplus(wide(logits)), self.heads)
+        return -rate * self.split_heads(softplus(logits), self.heads)
 
     def finish(self, mixed: Tensor, inputs: Inputs) -> Tensor:
         """Return the heads, normalized and gated."""

@@ -43,6 +43,7 @@ from headtohead.mechanisms.families.recurrent import (
     ShortConvolution,
     draw_decay,
     real_tokens,
+    softplus,
     wide,
 )
 
@@ -124,7 +125,7 @@ class SelectiveState(Recurrent):
         q, k, v = self.convolved(named, frame, cache)
         v = self.split_heads(v, self.heads)
         q, k = (self._for_heads(self.split_heads(part, self.groups)) for part in (q, k))
-        step = self.split_heads(F.softplus(wide(self.step(x))), self.heads)
+        step = self.split_heads(softplus(self.step(x)), self.heads)
         if (real := real_tokens(frame)) is not None:
             step = step * real.unsqueeze(1)
         log_decay = -wide(self.rate).exp()[:, None, None] * step

@@ -119,6 +119,18 @@ def test_a_hybrid_decodes(name: str) -> None:
     assert torch.allclose(torch.cat(parts, 1), model.logits(tokens), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", [*ARMS, "gated_linear"])
+def test_compiled_outputs_and_gradients_are_the_same(arm: str) -> None:
+    mechanism, x = build(arm), inputs(70).requires_grad_()
+    frame = Frame(time=70)
+    torch._dynamo.reset()
+    compiled = torch.compile(mechanism, fullgraph=True, backend="aot_eager")
+    wanted = (x, *mechanism.parameters())
+    grads = [torch.autograd.grad(form(x, frame).square().sum(), wanted) for form in (compiled, mechanism)]
+    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-10) for a, b in zip(*grads, strict=True))
+
+
 def test_a_written_value_is_read_back_and_replaced() -> None:
     """With b = 1, no decay and keys of norm 1, the state returns the last value written under a key."""
     key = torch.nn.functional.normalize(torch.randn(1, 1, 1, 4, dtype=torch.float64), dim=-1).expand(

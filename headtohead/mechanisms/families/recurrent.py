@@ -135,6 +135,13 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def softplus(x: Tensor) -> Tensor:
+    """Return log(1 + e^x) in float32 or wider."""
+    # F.softplus returns x above 20, and `aot_eager` expects other strides of its gradient than PyTorch computes.
+    x = wide(x)
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
 def draw_decay(log_rate: Tensor, bias: Tensor, draw: Draw) -> None:
     """Set decays exp(-exp(log_rate) softplus(x + bias)) as in Mamba-2: rates uniform in 1 to 16, steps at x = 0 from 0.001 to
     0.1, uniform in their logarithm.
