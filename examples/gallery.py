@@ -32,7 +32,8 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 # Related mechanisms are adjacent in the figure; those not named here come last.
 ORDER = ["standard", "sharing", "diagonal", "coupled", "differential", "factorised"]
-ORDER += ["latent", "gated_linear", "kuramoto", "kuramoto_gated", "approximate", "static_emb_qk"]
+ORDER += ["latent", "gated_linear", "gated_delta", "selective_state", "kuramoto", "kuramoto_gated"]
+ORDER += ["approximate", "static_emb_qk"]
 ORDER += ["fixed_seq_qk", "rnd_emb_qk", "non_approximate", "prefix_mean", "token_mlp", "no_attention"]
 COLUMNS, PANEL, CIRCLE = 6, 150, 150
 COORDINATES = 3  # number of Kuramoto's phase coordinates drawn

@@ -5,7 +5,7 @@
 from headtohead.kernels.attention.decode import attend_placed, decode, decode_serves
 from headtohead.kernels.attention.linear import linear_attend
 from headtohead.kernels.attention.prefix import prefix_softmax
-from headtohead.kernels.attention.recurrence import decayed_scores, gated_scan
+from headtohead.kernels.attention.recurrence import gated_scan, scan_weights
 from headtohead.kernels.attention.scored import scored_attend, scored_weights
 from headtohead.kernels.attention.softmax import attend, attention_weights, backend_name
 from headtohead.kernels.attention.taylor import taylor_attend

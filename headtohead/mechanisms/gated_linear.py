@@ -6,7 +6,7 @@ it in hybrids such as `(gated_linear standard)*3`.
 
 per head, S of (d_k, d_v). Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training",
 arXiv 2312.06635. Queries and keys are half as wide as values (`key_dim`), so that the parameter count is close to the usual
-4d². Training processes chunks of 16 tokens, which equals the recurrence step by step.
+4d². Training processes chunks of 64 tokens, which equals the recurrence step by step.
 
 Claims: Competitive with a LLaMA-style transformer and with RetNet and Mamba at moderate sizes; trained at 2K tokens, it
 generalizes beyond 20K without much loss of perplexity; faster than FlashAttention-2 as a single layer, even at 1K.
@@ -26,16 +26,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
-from headtohead.kernels import decayed_scores, gated_scan, rms_norm
-from headtohead.mechanisms.contract.base import Cache, Circuit, Entry, Flops, Frame, Mode, Shape, Supports
+from headtohead.kernels import rms_norm
+from headtohead.mechanisms.contract.base import Cache, Circuit, Frame, Shape
 from headtohead.mechanisms.contract.options import Options, option
-from headtohead.mechanisms.contract.projected import Projected, joined_linear
+from headtohead.mechanisms.contract.projected import joined_linear
+from headtohead.mechanisms.families.recurrent import Inputs, Recurrent, real_tokens, wide
 
 
 @dataclass(frozen=True)
 class GatedLinearOptions(Options):
     """Options of the gated linear recurrence."""
 
+    state_rows: ClassVar[str] = "key_dim"
     cases: ClassVar[str] = """
         key_dim=5 gate_rank=3 temperature=1 output_gate=false
         key_dim=4,gate_rank=2,temperature=0.25,output_gate=false
@@ -54,18 +56,16 @@ class GatedLinearOptions(Options):
             raise UserError(f"temperature={self.temperature:g} must be above 0, or decays leave (0, 1)")
 
 
-class GatedLinear(Projected):
+class GatedLinear(Recurrent):
     """Linear attention with data-dependent decay per key channel; the cache is one state per sequence."""
 
     name: ClassVar[str] = "gated_linear"
     Options: ClassVar[type] = GatedLinearOptions
     no_stage = "gated_linear is a recurrence without scores of (q, k), so {stage} cannot be added to it"
-    supports: ClassVar[Supports] = Supports(bidirectional=False)
     tags: ClassVar = {
         **dict.fromkeys(("decay_down", "decay_up"), Circuit("own", follows="qk")),
         **dict.fromkeys(("gain", "gate"), Circuit("own", follows="ov")),
     }
-    signed = True
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options, kv_heads=shape.heads)
@@ -83,41 +83,19 @@ class GatedLinear(Projected):
         self.gain = nn.Parameter(torch.ones(self.dim))
         self.o = self.linear(width, width, output=True)
 
-    def _read(self, x: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Return q, k, v, the log decays in heads, and the output gate; a padding token neither adds nor decays."""
+    def inputs(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Inputs:
+        """Return the inputs of the scan."""
         layers = [self.q, self.k, self.v, *([self.gate] if self.options.output_gate else [])]
         parts = joined_linear(x, layers)
         q, k, v = (self.split_heads(part, self.heads) for part in parts[:3])
-        logits = self.split_heads(self.decay_up(self.decay_down(x)), self.heads)
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        log_decay = F.logsigmoid(logits.to(wide)) / self.options.temperature
-        if frame.padding is not None:
-            real = frame.padding[:, None, frame.start :, None]
-            k, log_decay = k * real, log_decay * real
-        return q * self.key_dim**-0.5, k, v, log_decay, parts[3] if self.options.output_gate else None
+        decay = F.logsigmoid(wide(self.decay_up(self.decay_down(x)))) / self.options.temperature
+        log_decay = self.split_heads(decay, self.heads)
+        if (real := real_tokens(frame)) is not None:
+            k, log_decay = k * real.unsqueeze(1), log_decay * real.unsqueeze(1)
+        gate = parts[3] if self.options.output_gate else None
+        return Inputs(q * self.key_dim**-0.5, k, v, log_decay, gate=gate)
 
-    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
-        """Return the output of this layer for x (batch, time, width)."""
-        q, k, v, log_decay, gate = self._read(x, frame)
-        mixed, state = gated_scan(q, k, v, log_decay, None if cache is None else cache.tensors["state"])
-        if cache is not None:
-            cache.tensors["state"].copy_(state)
-        heads = rms_norm(mixed.transpose(1, 2).to(x.dtype), self.gain, self.shape.norm_eps).flatten(2)
-        output: Tensor = self.o(heads if gate is None else heads * F.silu(gate))
-        return output
-
-    # Cost, cache and parameter groups.
-
-    def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
-        """Return the weights (batch, heads, time, time) of the values in o, before the norm; signed."""
-        q, k, _, log_decay, _ = self._read(x, frame)
-        return decayed_scores(q.to(log_decay.dtype), k.to(log_decay.dtype), log_decay.cumsum(-2))
-
-    def cache_spec(self) -> tuple[Entry, ...]:
-        """The state, independent of the context."""
-        return (Entry("state", (self.heads, self.key_dim, self.dim), "sequence", least=torch.float32),)
-
-    def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
-        """Return projections + the update and the read of the state, the same at every context."""
-        total = self.projection_flops(mode) + 4.0 * self.heads * self.key_dim * self.dim
-        return Flops(total, total)
+    def finish(self, mixed: Tensor, inputs: Inputs) -> Tensor:
+        """Return the normalized heads, gated."""
+        heads = rms_norm(mixed, self.gain, self.shape.norm_eps).flatten(2)
+        return heads if inputs.gate is None else heads * F.silu(inputs.gate)

@@ -91,7 +91,7 @@ def test_decoding_equals_its_plain_reference(shape: tuple[int, ...], turn: str) 
 ARMS = (
     *builtin_mechanisms(),
     *("coupled:dynamics=leapfrog,force=potential,steps=2", "sharing:tie=kv", "standard:window=16"),
-    *("(standard coupled)*1", "first(kuramoto)", "last(gated_linear)"),
+    *("(standard coupled)*1", "first(kuramoto)", "last(gated_linear)", "(gated_delta selective_state)*1"),
     *("flex:alibi", "flex:relative", "flex:sigmoid", "(flex:sliding=16 flex:softcap)*1"),
 )
 STEPS = 20

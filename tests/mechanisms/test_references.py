@@ -20,6 +20,7 @@ HEADS, WIDTH, TIME = 4, 16, 7
 # These have references that accept any options; the others are compared in separate files.
 HERE = ("standard", "sharing", "diagonal", "factorised", "latent", "gated_linear")
 HERE += ("gated", "sink", "exclusive", "forgetting", "value_residual", "canon", "flex")
+HERE += ("gated_delta", "selective_state")
 
 
 def build(arm: str, positions: str, bias: str):  # type: ignore[no-untyped-def]

@@ -36,6 +36,7 @@ def compiled(*members: Any, backend: Any = aot_eager) -> PopulationTrainer:
         ("standard:kv_heads=2,qk_norm=true", {}),
         pytest.param("coupled", {"micro": 3}, marks=pytest.mark.slow),
         pytest.param("(gated_linear kuramoto_gated)*1", {}, marks=pytest.mark.slow),
+        pytest.param("(gated_delta selective_state)*1", {}, marks=pytest.mark.slow),
         pytest.param("fixed_seq_qk", {}, marks=pytest.mark.slow),
     ],
 )

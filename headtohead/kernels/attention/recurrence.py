@@ -1,151 +1,191 @@
-"""The gated linear recurrence: S_t = diag(a_t) S_(t-1) + k_t^T v_t, o_t = q_t S_t, with a_t in (0, 1] per key channel."""
+"""Gated linear recurrences: S_t = diag(a_t) S_(t-1) + k_t^T w_t, o_t = q_t S_t, with a_t in (0, 1].
+
+Without `beta`, w_t = v_t. With it, w_t = b_t (v_t - k_t diag(a_t) S_(t-1)): the delta rule, which replaces what the state
+returns for k_t instead of adding to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from headtohead.kernels.attention.linear import in_chunks
-from headtohead.kernels.path import is_plain, is_stacking
+from headtohead.kernels.path import is_plain, no_autocast
 
-# Tokens per chunk: a chunk materializes the decays between all its pairs, CHUNK x key width values per token.
-CHUNK = 16
-# Decays of one row that are computed at once on CPU, so that they stay in a core's cache.
-BLOCK = 2**18
+# Tokens per chunk: scores within a chunk are a matrix, between chunks there is a state.
+CHUNK = 64
+# Tokens of a block whose decays are computed pair by pair, if each channel has its own.
+BLOCK = 4
+# Chunks whose states are computed at once.
+SPAN = 32
+# Smallest log decay of a token in a chunk: exp(-50) is 2e-22. Sums over a chunk stay small, and so does their rounding.
+FLOOR = -50.0
 
 
 def gated_scan(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    state: Tensor | None = None,
+    beta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return o (batch, heads, time, value width) and the last state (batch, heads, key width, value width).
 
-    q, k and log_decay = log a <= 0 are (batch, heads, time, key width), v (batch, heads, time, value width); the
+    q and k are (batch, heads, time, key width), v (batch, heads, time, value width), log_decay = log a <= 0 (batch, heads,
+    time, key width) or (batch, heads, time, 1) if all channels of a head decay equally, beta (batch, heads, time, 1). The
     computation runs in the dtype of log_decay.
     """
-    q, k, v = (tensor.to(log_decay.dtype) for tensor in (q, k, v))
-    if state is None:
-        state = v.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
-    form = gated_scan_plain if is_plain() or q.shape[-2] == 1 else _chunked
-    if q.device.type == "meta":  # FLOPs are counted here, without autocast
-        return form(q, k, v, log_decay, state)
-    with torch.autocast(q.device.type, enabled=False):
-        return form(q, k, v, log_decay, state.to(log_decay.dtype))
+    with no_autocast(q):
+        q, k, v = (tensor.to(log_decay.dtype) for tensor in (q, k, v))
+        beta = None if beta is None else beta.to(log_decay.dtype)
+        if state is None:
+            state = v.new_zeros(*v.shape[:2], k.shape[-1], v.shape[-1])
+        form = gated_scan_plain if is_plain() or q.shape[-2] == 1 else _chunked
+        return form(q, k, v, log_decay, state.to(log_decay.dtype), beta)
 
 
 def gated_scan_plain(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, beta: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Plain reference, token by token."""
     outputs = []
     for t in range(q.shape[-2]):
-        arriving = k[..., t, :].unsqueeze(-1) @ v[..., t, :].unsqueeze(-2)
-        state = log_decay[..., t, :].exp().unsqueeze(-1) * state + arriving
-        outputs.append(q[..., t, :].unsqueeze(-2) @ state)
+        now = slice(t, t + 1)
+        state = log_decay[..., now, :].exp().transpose(-2, -1) * state
+        written = v[..., now, :]
+        if beta is not None:
+            written = beta[..., now, :] * (written - k[..., now, :] @ state)
+        state = state + k[..., now, :].transpose(-2, -1) @ written
+        outputs.append(q[..., now, :] @ state)
     return torch.cat(outputs, -2), state
 
 
-def _chunked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def scan_weights(q: Tensor, k: Tensor, log_decay: Tensor, beta: Tensor | None = None) -> Tensor:
+    """Return (..., time, time): the weights of the values in o, if the first state is 0."""
+    time = q.shape[-2]
+    since = _padded(log_decay, time).cumsum(-2)
+    q, k = _padded(q, time), _padded(k, time)
+    weights = decayed_scores(q, k, since)
+    if beta is not None:
+        beta = _padded(beta, time)
+        # The columns of the inverse are scaled last: weights (I + b T)^-1 b.
+        weights = _solve(k, since, beta, weights.transpose(-2, -1), transposed=True).transpose(-2, -1)
+        weights = weights * beta.transpose(-2, -1)
+    return weights[..., :time, :time]
+
+
+def _chunked(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, beta: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return the same by chunks: pairs within a chunk, states between chunks.
 
     With L the sum of log decays since the start of the chunk, every factor is exp of a difference <= 0: L_i - L_j for
     j <= i within a chunk, L_i from the state before it, L_end - L_j into the state after it. Nothing is divided by a
     product of decays, so nothing overflows however fast a channel decays.
+
+    The delta rule within a chunk is w = b (v - (k e^L) S - T w), with T the scores of k and k below the diagonal: a
+    triangular system. Its solution is w = u - p S, linear in the state S before the chunk, and so is the state after it.
     """
     time = q.shape[-2]
-    size = min(CHUNK, time)
+    size = min(CHUNK, _power_of_two(time))
     # Padding tokens add nothing (k = 0) and decay nothing (log a = 0).
-    q, k, v, log_decay = (in_chunks(tensor, size) for tensor in (q, k, v, log_decay))
+    q, k, v, log_decay = (in_chunks(tensor, size) for tensor in (q, k, v, log_decay.clamp_min(FLOOR)))
     since = log_decay.cumsum(-2)
     last = since[..., -1:, :]
-    inside = decayed_scores(q, k, since) @ v
-    arriving = (k * (last - since).exp()).transpose(-2, -1) @ v
-    starts, end = _states(last.exp().transpose(-2, -1), arriving, state)
-    output = inside + (q * since.exp()) @ starts
+    scores = decayed_scores(q, k, since)
+    kept = (k * (last - since).exp()).transpose(-2, -1)
+    if beta is None:
+        starts, end = _states(last, kept @ v, state)
+        output = scores @ v + (q * since.exp()) @ starts
+    else:
+        beta = in_chunks(beta, size)
+        u, p = _solve(k, since, beta, beta * torch.cat((v, k * since.exp()), -1)).split(
+            (v.shape[-1], k.shape[-1]), -1
+        )
+        decay = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) * last.exp()
+        starts, end = _mixed_states(decay - kept @ p, kept @ u, state)
+        output = scores @ (u - p @ starts) + (q * since.exp()) @ starts
     return output.flatten(2, 3)[:, :, :time], end
 
 
-def _states(decay: Tensor, arriving: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def _solve(k: Tensor, since: Tensor, beta: Tensor, right: Tensor, transposed: bool = False) -> Tensor:
+    """Return (I + b T)^-1 right, or with the transposed matrix; T are the decayed scores of k and k below the diagonal."""
+    lower = beta * decayed_scores(k, k, since)
+    if transposed:
+        return torch.linalg.solve_triangular(lower.transpose(-2, -1), right, upper=True, unitriangular=True)
+    return torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)
+
+
+def _states(last: Tensor, arriving: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Return the states before each chunk (batch, heads, chunks, key width, value width), and the final state.
 
-    S_n = decay_n S_(n-1) + arriving_n for all chunks at once, by recursive doubling: the partial sum of each chunk over the
-    1, 2, 4, ... chunks up to it is combined with that of the chunk that far back.
+    S_n = e^(last_n) S_(n-1) + arriving_n for a span of chunks at once: a matrix of the decays between chunks, per head or
+    per channel, times what arrives in each.
     """
-    first = arriving[:, :, :1] + decay[:, :, :1] * state.unsqueeze(2)
-    known = torch.cat((first, arriving[:, :, 1:]), 2)
-    reach = 1
-    while reach < known.shape[2]:
-        joined = known[:, :, reach:] + decay[:, :, reach:] * known[:, :, :-reach]
-        decay = torch.cat((decay[:, :, :reach], decay[:, :, reach:] * decay[:, :, :-reach]), 2)
-        known = torch.cat((known[:, :, :reach], joined), 2)
-        reach *= 2
-    return torch.cat((state.unsqueeze(2), known[:, :, :-1]), 2), known[:, :, -1]
+    starts = []
+    for log_decay, added in zip(last.split(SPAN, 2), arriving.split(SPAN, 2), strict=True):
+        # (batch, heads, key width or 1, chunks + 1, 1); the state before the span decays from its start.
+        since = F.pad(log_decay.transpose(2, 4).flatten(3), (1, 0)).cumsum(-1).unsqueeze(-1)
+        items = torch.cat((state.unsqueeze(2), added), 2).transpose(2, 3)
+        if since.shape[2] == 1:
+            items = items.transpose(2, 3).flatten(3).unsqueeze(2)
+        found = _decays(since) @ items
+        if since.shape[2] == 1:
+            found = found.squeeze(2).unflatten(-1, state.shape[2:])
+        else:
+            found = found.transpose(2, 3)
+        starts.append(found[:, :, :-1])
+        state = found[:, :, -1]
+    return torch.cat(starts, 2), state
+
+
+def _mixed_states(mixing: Tensor, arriving: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the same for S_n = mixing_n S_(n-1) + arriving_n with matrices (key width, key width), chunk by chunk."""
+    starts = []
+    for mix, added in zip(mixing.unbind(2), arriving.unbind(2), strict=True):
+        starts.append(state)
+        state = added + mix @ state
+    return torch.stack(starts, 2), state
 
 
 def decayed_scores(q: Tensor, k: Tensor, since: Tensor) -> Tensor:
-    """Return (..., time, time): sum_d q_id k_jd exp(L_id - L_jd) for j <= i, else 0, from q, k and L (..., time, dim)."""
-    if is_plain() or is_stacking() or torch.compiler.is_compiling():
+    """Return (..., time, time): sum_d q_id k_jd exp(L_id - L_jd) for j <= i, else 0, from q, k and L (..., time, dim).
+
+    The time is a power of two. L may be (..., time, 1). Otherwise the scores between the second and the first half are one
+    product of matrices, with decays up to and since the boundary; each half is split the same way, down to BLOCK tokens.
+    """
+    time = q.shape[-2]
+    if since.shape[-1] == 1:
+        return (q @ k.transpose(-2, -1)) * _decays(since)
+    if time <= BLOCK:
         return decayed_scores_plain(q, k, since)
-    return _DecayedScores.apply(q, k, since)
+    q, k, since = (tensor.unflatten(-2, (2, time // 2)) for tensor in (q, k, since))
+    first, second = decayed_scores(q, k, since).unbind(-3)
+    before, after = since.unbind(-3)
+    boundary = before[..., -1:, :]
+    past = k.select(-3, 0) * (boundary - before).exp()
+    cross = (q.select(-3, 1) * (after - boundary).exp()) @ past.transpose(-2, -1)
+    return torch.cat((F.pad(first, (0, time // 2)), torch.cat((cross, second), -1)), -2)
 
 
 def decayed_scores_plain(q: Tensor, k: Tensor, since: Tensor) -> Tensor:
-    """Plain PyTorch reference."""
+    """Plain PyTorch reference, for any time."""
     decays = (since.unsqueeze(-2) - since.unsqueeze(-3)).clamp_max(0.0).exp()
     return (q.unsqueeze(-2) * k.unsqueeze(-3) * decays).sum(-1).tril()
 
 
-class _DecayedScores(torch.autograd.Function):
-    """Processes row by row the keys a row attends to; saves only q, k and L for backward, which recomputes the decays.
-
-    With D the decays and G the gradient of the scores, dq_i = sum_j G_ij D_ij k_j, dk_j = sum_i G_ij D_ij q_i, and
-    L appears only together with them: dL = q dq - k dk. Tokens and channels come first, (time, dim, rest), so that every
-    pass runs over long contiguous rows: a CPU step of `nano` is a fifth shorter than with the channels last.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, since: Tensor) -> Tensor:
-        ctx.save_for_backward(q, k, since)
-        time = q.shape[-2]
-        scores = q.new_zeros(time, time, q.shape[:-2].numel())
-        for place, (q_part, k_part, decay, part) in _blocks(*map(_tokens_first, (q, k, since)), scores):
-            seen = slice(place + 1)
-            weights = (decay[place] - decay[seen]).exp_().mul_(k_part[seen]).mul_(q_part[place])
-            torch.sum(weights, 1, out=part[place, seen])
-        return _tokens_last(scores, q)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, since = ctx.saved_tensors
-        first = [_tokens_first(tensor) for tensor in (q, k, since, grad)]
-        grads = [torch.zeros_like(tensor) for tensor in first[:2]]
-        for place, (q_part, k_part, decay, given, grad_q, grad_k) in _blocks(*first, *grads):
-            seen = slice(place + 1)
-            weights = (decay[place] - decay[seen]).exp_().mul_(given[place, seen].unsqueeze(1))
-            grad_k[seen].addcmul_(weights, q_part[place])
-            torch.sum(weights.mul_(k_part[seen]), 0, out=grad_q[place])
-        grad_q, grad_k = (_tokens_last(tensor, q) for tensor in grads)
-        return grad_q, grad_k, q * grad_q - k * grad_k
+def _decays(since: Tensor) -> Tensor:
+    """Return (..., time, time): exp(L_i - L_j) for j <= i, else 0, from L (..., time, 1)."""
+    return (since - since.transpose(-2, -1)).clamp_max(0.0).exp().tril()
 
 
-def _tokens_first(x: Tensor) -> Tensor:
-    """Return (time, dim, rest) from (..., time, dim)."""
-    return x.flatten(0, -3).movedim(0, -1).contiguous()
+def _power_of_two(count: int) -> int:
+    """Return the smallest power of two that is not below count."""
+    return 1 << (count - 1).bit_length()
 
 
-def _tokens_last(x: Tensor, like: Tensor) -> Tensor:
-    """Return a contiguous (..., time, any), as matrix products need it, from (time, any, rest)."""
-    return x.movedim(-1, 0).contiguous().view(*like.shape[:-1], x.shape[1])
-
-
-def _blocks(*tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-    """Yield every row with the tensors (time, ..., rest), on CPU with as much of the rest as fits in a core's cache."""
-    time, dim, rest = tensors[0].shape
-    size = max(1, BLOCK // (time * dim)) if tensors[0].device.type == "cpu" else rest
-    for part in zip(*(tensor.split(size, -1) for tensor in tensors), strict=True):
-        for place in range(time):
-            yield place, part
+def _padded(x: Tensor, time: int) -> Tensor:
+    """Return (..., next power of two, dim) from (..., time, dim), padded with zeros."""
+    return F.pad(x, (0, 0, 0, _power_of_two(time) - time))

@@ -34,6 +34,8 @@ class Options:
     """Settings for `examples`, written as in arms and separated by spaces: `window=3 kv_heads=1,window=5`."""
     selector: ClassVar[str] = ""
     """The option that selects one of `variants`; an arm may write its value alone: `flex:softcap`."""
+    state_rows: ClassVar[str] = ""
+    """The option that sets the rows of a state of fixed size, 0 if unset; `shape = cache` with `cache_at` solves it."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -98,6 +98,7 @@ class StudySettings(TrainingSettings, total=False):
     size: Names
     seeds: int | str | Sequence[int]
     shape: ShapeRule | Sequence[ShapeRule]
+    cache_at: Count
     length: LengthRule | Sequence[LengthRule]
     baseline: str
     primary: str

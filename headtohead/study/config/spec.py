@@ -74,6 +74,8 @@ class StudySpec:
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
     shapes: tuple[str, ...] = ("as_is",)
     lengths: tuple[str, ...] = ("tokens",)
+    cache_at: int = 0
+    """Context at which shape = cache compares whole caches; 0: bytes of one token."""
     baseline: str = ""
     """Text or label of the arm that the others are compared with; if empty, the first."""
     primary: str = ""
@@ -181,6 +183,8 @@ class GivenSettings(msgspec.Struct, rename={"start": "init_from"}):
     """number of paired seeds, or a list of seeds."""
     shape: ShapeRule | Annotated[list[ShapeRule], msgspec.Meta(min_length=1)] = "as_is"
     """what is held equal in the model; several give one contest each."""
+    cache_at: Any = 0
+    """context in tokens at which shape = cache compares whole caches, states included; 0: bytes of one token."""
     length: LengthRule | Annotated[list[LengthRule], msgspec.Meta(min_length=1)] = "tokens"
     """what is held equal in training; several give one contest each."""
     baseline: str = ""
@@ -244,6 +248,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         sizes=sizes,
         seeds=_seeds(plain.seeds),
         shapes=_several(plain.shape),
+        cache_at=_cache_at(plain.cache_at, _several(plain.shape)),
         lengths=_several(plain.length),
         baseline=plain.baseline,
         primary=plain.primary,
@@ -380,6 +385,14 @@ def _contexts(value: Any) -> tuple[int, ...]:
     if isinstance(value, list | tuple) and (not contexts or 0 in contexts):
         raise UserError(f"context takes a number of tokens or a list of them, each above 0, got {value!r}")
     return tuple(context for context in contexts if context)
+
+
+def _cache_at(value: Any, shapes: tuple[str, ...]) -> int:
+    """Return the context at which caches are compared."""
+    context = parse_count(value, "cache_at")
+    if context and "cache" not in shapes:
+        raise UserError(f"cache_at={value} applies to shape = cache only; add shape = 'cache'")
+    return context
 
 
 def _branches(value: Any, training: dict[str, Any], arms: tuple[Arm, ...]) -> tuple[int, ...]:

@@ -22,12 +22,20 @@ from headtohead.data.tasks.registry import prepare_task
 from headtohead.evaluation.corpus_stats import Statistics, corpus_statistics
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.mechanisms.contract.user_code import user_errors
+from headtohead.mechanisms.families.recurrent import Recurrent
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.study.config.spec import Arm, StudySpec
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.plan.branches import grow
-from headtohead.study.plan.budgets import match_cache, match_flops, match_params, match_time
+from headtohead.study.plan.budgets import (
+    cache_amount,
+    cache_unit,
+    match_cache,
+    match_flops,
+    match_params,
+    match_time,
+)
 from headtohead.study.plan.dataset import CorpusDataset, Dataset, TaskDataset
 from headtohead.study.plan.init_from import Start, check_compatible, find_start
 from headtohead.study.plan.plan import LayerTable, Plan, Rates, StepTime, StepTimes
@@ -265,7 +273,8 @@ class _Planner:
                 if contest.shape == "params":
                     size = match_params(given, layers, base.parameter_count(), dataset.on_meta)
                 else:
-                    size, layers = match_cache(given, layers, base.cache_bytes_per_token(torch.bfloat16))
+                    target = cache_amount(base, spec.cache_at)
+                    size, layers = match_cache(given, layers, target, spec.cache_at)
         start = self.starts.get(arm.label)
         with _naming(arm.text if dataset.task else ""):
             model = dataset.on_meta(size, layers)
@@ -283,11 +292,11 @@ class _Planner:
             training = dataclasses.replace(training, lr=tuned)
         parameters, cache = model.parameter_count(), model.cache_bytes_per_token(torch.bfloat16)
         if contest.shape != "as_is" and arm is not spec.baseline_arm:
-            held = (
-                ("parameters", parameters, base.parameter_count())
-                if contest.shape == "params"
-                else ("cache bytes per token", cache or 0, base.cache_bytes_per_token(torch.bfloat16) or 0)
-            )
+            if contest.shape == "params":
+                held = ("parameters", parameters, base.parameter_count())
+            else:
+                mine, theirs = (cache_amount(one, spec.cache_at) or 0 for one in (model, base))
+                held = (cache_unit(spec.cache_at), mine, theirs)
             what = _solved_shape(given, tuple(arm.layout.layers(given.layers)), size, layers, contest.shape)
             solved.append(Solved(arm.label, contest, f"shape {contest.shape}", *what, *held))
         texts = tuple(composed.text for composed in layers)
@@ -383,9 +392,14 @@ def _solved_shape(
     """Return the name of the number that the shape rule solved, and its value before and after."""
     if shape == "params":
         return "feed-forward width", given.ffn, size.ffn
-    for before, after in zip(written, layers, strict=True):
+    for index, (before, after) in enumerate(zip(written, layers, strict=True)):
         if before != after:
-            return "kv heads", given.heads, int(after.base.options.kv_heads)
+            options = after.base.options
+            if not options.state_rows:
+                return "kv heads", given.heads, int(options.kv_heads)
+            mechanism = Decoder.on_meta(given, written).layers[index].mechanism
+            assert isinstance(mechanism, Recurrent)
+            return "rows of a state", mechanism.key_dim, int(getattr(options, options.state_rows))
     return "width", given.width, size.width
 
 

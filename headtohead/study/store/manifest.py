@@ -116,7 +116,7 @@ class Solved(Stored):
     contest: Contest
     rule: str
     what: str
-    """The solved number: feed-forward width, kv heads, width or tokens."""
+    """The solved number: feed-forward width, kv heads, rows of a state, width or tokens."""
     before: Finite
     after: Finite
     held: str

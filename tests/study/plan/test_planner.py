@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
@@ -152,6 +153,40 @@ def test_an_impossible_cache_match_is_rejected(
     given = [f"{mine}:Mine" if arm == "MINE" else arm for arm in arms]
     with pytest.raises(UserError, match=message):
         plan(story, arms=given, shape="cache")
+
+
+def test_caches_of_fixed_size_are_matched_at_a_context(story: Path) -> None:
+    arms = ["standard", "gated_linear", "gated_delta", "selective_state", "(gated_linear standard)*1"]
+    found = plan(story, arms=[*arms, "gated_linear:key_dim=8"], shape="cache", cache_at=2048)
+    runs = found.compared()[::2]
+    held = [Decoder.on_meta(run.size, layers_of(run)).cache_bytes(1, 2048, torch.bfloat16) for run in runs]
+    assert held == pytest.approx([2 * 2048 * 256] * 6, rel=0.005)
+    # The rows of states are solved where they are unset, else the width.
+    assert [run.size.width for run in runs[:5]] == [64] * 5
+    assert runs[1].layers == ("gated_linear:key_dim=2048",) * 2
+    assert runs[4].layers[0] == "gated_linear:key_dim=2048"
+    assert runs[5].layers == ("gated_linear:key_dim=8",) * 2
+    assert runs[5].size.width > 64
+    solved = {row.label: (row.what, row.before, row.after, row.held) for row in found.solved}
+    assert solved["gated_linear"] == ("rows of a state", 8, 2048, "cache bytes at 2,048 tokens")
+
+
+def test_without_a_context_caches_are_compared_per_token(story: Path) -> None:
+    arms = ["standard", "sharing:tie=kv", "standard:kv_heads=1"]
+    per_token = plan(story, arms=arms, shape="cache").compared()
+    whole = plan(story, arms=arms, shape="cache", cache_at="2k").compared()
+    assert [run.id for run in per_token] == [run.id for run in whole], (
+        "caches without states differ by a factor"
+    )
+
+
+def test_a_context_for_caches_needs_the_rule(story: Path) -> None:
+    with pytest.raises(UserError, match="cache_at=2048 applies to shape = cache only"):
+        plan(story, cache_at=2048)
+    with pytest.raises(UserError, match="does not grow with the text; cache_at = 128 compares whole caches"):
+        plan(story, arms=["standard", "gated_linear"], shape="cache")
+    with pytest.raises(UserError, match="the cache of the arm is empty"):
+        plan(story, arms=["standard", "no_attention"], shape="cache", cache_at=2048)
 
 
 def test_a_cache_that_no_width_gives_is_rejected(story: Path) -> None:
