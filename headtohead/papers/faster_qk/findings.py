@@ -23,6 +23,8 @@ reduced equations, factors and emulated of factored circuits.
 CHECKS = tuple(COMPLETE)
 THEORY = frozenset({"reduced", "solution", "factors"})
 """Checks that need no training."""
+OWN = frozenset({"emulated"})
+"""Checks of runs that are ours, not published."""
 
 
 @dataclass(frozen=True)

@@ -172,6 +172,10 @@ _RUNS = (
 RUNS = {run.name: run for run in _RUNS}
 """Every run of the published tables, the sweep of ratios, and the forms under Adam, by name."""
 
+_OWN_PREFIXES = ("CACO sweep", "FACO emulated", "Adam ", "fixed collapsed,", "fixed factorised,")
+PUBLISHED_RUNS = frozenset(name for name in RUNS if not name.startswith(_OWN_PREFIXES))
+"""Runs with published settings; the others are ours: the sweep, the emulation, Adam, and variants of imposed attention."""
+
 
 def choose_runs(names: Iterable[str], seeds: Sequence[int] = SEEDS, **changes: Any) -> list[ToyRun]:
     """Return runs by name, once per seed; a trailing * matches a prefix."""

@@ -85,34 +85,40 @@ def _cannot(error: Exception) -> str:
 
 
 def _judge_all(claim: Claim, basis: Basis) -> ClaimResult:
-    parts = [_judge(criterion, basis, claim.at) for criterion in claim.criteria]
+    every = [_judge(criterion, basis, claim.at) for criterion in claim.criteria]
+    parts, shown = (
+        [part for criterion, part in zip(claim.criteria, every, strict=True) if criterion.decides == decides]
+        for decides in (True, False)
+    )
     scales = {part.scale for part in parts}
     scale = REDUCED if REDUCED in scales else PUBLISHED if PUBLISHED in scales else NOT_RUN
     sizes = [part.size for part in parts if part.size is not None]
     reasons = [part.reason for part in parts]
+    reasons += [f"shown, not judged: {part.reason}" for part in shown]
     if not sizes and scale != NOT_RUN:
         reasons.append("no effect size was published")
     return ClaimResult(
         claim.id,
         claim.statement,
         claim.published,
-        [row for index, part in enumerate(parts) for row in _rows(index, part)],
+        [row for index, part in enumerate(every) for row in _rows(index, claim.criteria[index], part)],
         all_of([part.direction for part in parts]),
         all_of(sizes),
         scale,
         "; ".join(dict.fromkeys(reasons)),
         basis.scale,
-        [_outcome(*pair) for pair in zip(claim.criteria, parts, strict=True)],
+        [_outcome(*pair) for pair in zip(claim.criteria, every, strict=True)],
     )
 
 
-def _rows(index: int, part: Part) -> list[dict[str, Any]]:
-    """Return what a criterion measured, with its index and the direction of each row."""
+def _rows(index: int, criterion: Criterion, part: Part) -> list[dict[str, Any]]:
+    """Return what a criterion measured, with its index and the direction of each row; rows that are only shown say so."""
     # Of several comparisons one contradicts a criterion; whatever leaves it open leaves all of them open.
     own = part.direction == CONTRADICTED
     directions = [row.get("direction", part.direction) if own else part.direction for row in part.measured]
+    mark = {} if criterion.decides else {"decides": False}
     return [
-        row | {"criterion": index, "direction": direction}
+        row | {"criterion": index, "direction": direction} | mark
         for row, direction in zip(part.measured, directions, strict=True)
     ]
 
@@ -120,7 +126,8 @@ def _rows(index: int, part: Part) -> list[dict[str, Any]]:
 def _outcome(criterion: Criterion, part: Part) -> dict[str, Any]:
     """Return the outcome of a criterion without its rows, JSON-ready."""
     fields = ("direction", "size", "scale", "differs", "reason")
-    return {"kind": criterion.kind} | {name: getattr(part, name) for name in fields}
+    mark = {} if criterion.decides else {"decides": False}
+    return {"kind": criterion.kind} | {name: getattr(part, name) for name in fields} | mark
 
 
 __all__ = ["ClaimResult", "judge_claims"]

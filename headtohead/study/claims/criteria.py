@@ -90,11 +90,17 @@ def _normalized(kind: type, table: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class At:
-    """Where numbers were published."""
+    """The setting in which numbers were published. Empty fields are not compared, except the length: 0 is unknown."""
 
     corpus: Texts = ()
     size: Texts = ()
     tokens: Count = 0
+    epochs: Number = 0.0
+    """How often the text was seen; 0: unknown."""
+    tokenizer: Text = ""
+    """bytes, or the name of the published one; `unknown` if the paper does not say."""
+    optimizer: Text = ""
+    """adamw, adamw:BETA1/BETA2 or another name; `unknown` if the paper does not say."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,8 @@ KINDS: dict[str, type[Criterion]] = {}
 class Criterion:
     """A condition of a claim."""
 
+    decides: bool = True
+    """False: shown with the claim, without effect on its outcome."""
     kind: ClassVar[str] = ""
 
     def __init_subclass__(cls, kind: str = "") -> None:

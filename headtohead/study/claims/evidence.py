@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from headtohead.common.numbers import parse_count
 from headtohead.study.claims.criteria import PLACE, At, RunCriterion
 from headtohead.study.claims.outcome import Compared
+from headtohead.study.claims.scale import other_scale
 from headtohead.study.config.spec import StudySpec
 from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.statistics import Paired, compare_by_seed, compare_paired, decide, holm
@@ -35,7 +35,8 @@ class Evidence:
                     self.values[contest, row.label] = dict(zip(row.seeds, row.values, strict=True))
                     base = self.values.setdefault((contest, manifest.baseline), {})
                     base.update(zip(row.seeds, row.baseline_values, strict=True))
-        self.found = cache(study.probe)  # a probe's result is read from a file
+        self.found = cache(study.probe)  # read from a file, like curves
+        self.curve = cache(study.curve)
         self.adjusted = self._adjusted()
 
     def label(self, arm: str) -> str | None:
@@ -55,26 +56,7 @@ class Evidence:
 
     def other_scale(self, at: At, contests: Sequence[Contest], arm: str) -> str:
         """Return how an arm's training here differs from the published one, or an empty string."""
-        if at == At():
-            return "the published scale is unknown"
-        notes = []
-        for key in ("corpus", "size"):
-            here = list(dict.fromkeys(getattr(contest, key) for contest in contests))
-            published = getattr(at, key)
-            if published and not set(here) <= set(published):
-                notes.append(f"{key} {', '.join(here)} here, {', '.join(published)} published")
-        label = self.label(arm)
-        lengths = [parse_count(contest.branch) for contest in contests if contest.branch]
-        lengths = lengths or [
-            self.spec.train_settings(arm, self.spec.size(contest.size, arm)).tokens
-            for arm in self.spec.arms
-            for contest in contests
-            if arm.label == label
-        ]
-        tokens = max(lengths, default=0)
-        if tokens < at.tokens:
-            notes.append(f"{tokens:,} tokens here, {at.tokens:,} published")
-        return "; ".join(notes)
+        return other_scale(self, at, contests, arm)
 
     def _adjusted(self) -> dict[tuple[Contest, str, str], float | None]:
         """Return Holm-adjusted p values, per contest, of the claims' comparisons that have no verdict."""

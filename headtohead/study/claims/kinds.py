@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -18,7 +17,6 @@ from headtohead.study.claims.criteria import (
     Basis,
     BetterOrWorse,
     Criterion,
-    Guard,
     LowerOrHigher,
     Number,
     PlacedCriterion,
@@ -54,7 +52,6 @@ from headtohead.study.judge.statistics import (
     holm,
 )
 from headtohead.study.judge.trends import MIN_POINTS, OVER, trend_of
-from headtohead.study.probes import PROBES, check_probes_apply, number_at, probe_names
 from headtohead.study.store.manifest import Contest, metric_label
 
 Contests = Sequence[Contest]
@@ -375,117 +372,6 @@ class Tasks(ArmCriterion, kind="tasks"):
             if count := sum(getattr(row, state) for row in rows):
                 return f"{count} runs {'are not finished' if state == 'missing' else state}"
         return ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeNumber(ArmCriterion, PlacedCriterion, kind="probe"):
-    """A number at `path` in a probe's result; compared as difference, ratio (of logarithms), or the arm's own value."""
-
-    probe: Text
-    path: Text
-    compare: Literal["difference", "ratio", "value"] = "difference"
-    expect: Literal["", "lower", "higher", "no lower", "no higher"] = ""
-    effect: Range = ()
-    at_least: Number | None = None
-    at_most: Number | None = None
-    margin: Number | None = None
-    guard: Guard | None = None
-    """A path and the minimum of the baseline's number there; below it the criterion stays open, as when all arms guess."""
-
-    def __post_init__(self) -> None:
-        if (self.expect not in ("lower", "higher")) != (self.margin is not None):
-            raise UserError(
-                "a probe criterion takes either expect or the margin for equality; "
-                "with expect no lower or no higher it takes both"
-            )
-        sizes = [*self.effect, *(end for end in (self.at_least, self.at_most) if end is not None)]
-        if self.compare == "ratio" and min(sizes, default=1.0) <= 0:
-            raise UserError("effect, at_least and at_most must be above 0 with compare = 'ratio'")
-        (name,) = probe_names([self.probe])
-        object.__setattr__(self, "probe", name)
-
-    @property
-    def alone(self) -> bool:
-        """Whether the baseline's number does not enter it."""
-        return super().alone or self.compare == "value"
-
-    def check_study(self, of_tasks: bool) -> None:
-        """Raise UserError if the probe does not apply to the study."""
-        check_probes_apply([self.probe], "tasks" if of_tasks else "corpora")
-
-    def scaled(self, factor: float) -> RunCriterion:
-        """Return it unchanged: its numbers are not losses."""
-        return self
-
-    def outcome(self, evidence: Evidence, contests: Contests) -> Part:
-        """Judge the number over paired seeds."""
-        contest = contests[0]
-        losses = evidence.compare(contest, self.arm, self.against)
-        paired, p = self._paired(evidence, contest), self._adjusted(evidence, contest)
-        trouble = "" if losses.trouble.endswith("no interval") else losses.trouble
-        if not trouble and paired.n < 2:
-            few = f"was taken on {paired.n} paired seeds, which give no interval"
-            trouble = f"probe {self.probe} {few if paired.n else 'was not taken'}"
-        trouble = trouble or self._guarded(evidence, contest)
-        ratio, expected = self.compare == "ratio", self.expected
-        label = (evidence.label(self.arm) or "") if self.compare == "value" else losses.label
-        unit = f"{'log ratio of ' if ratio else ''}{self.path} ({self.probe})"
-        decision = decided(paired, p, losses.remark)
-        compared = Compared(label, paired, p, decision, trouble, losses.remark, unit)
-        if ratio:
-            effect, least, most = expected.effect, expected.at_least, expected.at_most
-            expected = replace(
-                expected,
-                effect=None if effect is None else (math.log(effect[0]), math.log(effect[1])),
-                at_least=None if least is None else math.log(least),
-                at_most=None if most is None else math.log(most),
-            )
-        if self.expect in ("lower", "higher"):
-            return signed_difference(expected, compared)
-        # A probe's number is neither good nor bad; `equivalence` uses the terms of a loss.
-        side = {"no higher": "no worse", "no lower": "no better"}.get(self.expect, "")
-        return equivalence(replace(expected, expect=side), compared)
-
-    def _guarded(self, evidence: Evidence, contest: Contest) -> str:
-        """Return why the baseline does not allow a comparison, or an empty string."""
-        if self.guard is None:
-            return ""
-        path, least = self.guard
-        values = list(self._numbers(evidence, contest, "", path).values())
-        mean = sum(values) / len(values) if values else None
-        if mean is not None and mean >= least:
-            return ""
-        shown = "unknown" if mean is None else f"{mean:.3g}"
-        return f"{path} of {evidence.manifest.baseline} is {shown}; a comparison needs {least:g} or more"
-
-    def _paired(self, evidence: Evidence, contest: Contest) -> Paired:
-        sides = [self._numbers(evidence, contest, arm, self.path) for arm in (self.arm, self.against)]
-        if self.compare == "value":
-            sides[1] = dict.fromkeys(sides[0], 0.0)
-        elif self.compare == "ratio":
-            sides = [{seed: math.log(value) for seed, value in side.items() if value > 0} for side in sides]
-        return compare_by_seed(*sides)
-
-    def _numbers(self, evidence: Evidence, contest: Contest, arm: str, path: str) -> dict[int, float]:
-        """Return the probe's number by seed; the study may have taken the probe with another amount."""
-        short = self.probe.partition(":")[0]
-        same = [name for name in evidence.manifest.probes if name.partition(":")[0] == short]
-        name = same[0] if same and self.probe not in same and PROBES[short].amount else self.probe
-        runs = evidence.manifest.runs(contest, evidence.label(arm) or "")
-        found = {seed: number_at(evidence.found(run, name), path) for seed, run in runs.items()}
-        return {seed: value for seed, value in found.items() if value is not None}
-
-    def _adjusted(self, evidence: Evidence, contest: Contest) -> float | None:
-        """Return the p value, Holm-adjusted over all probe criteria of the claims in the contest."""
-        criteria = [
-            part
-            for part in evidence.criteria
-            if isinstance(part, ProbeNumber)
-            and evidence.contest(part.place) == contest
-            and all(evidence.label(arm) is not None for arm in part.arms)
-        ]
-        found = holm([part._paired(evidence, contest).p for part in criteria])
-        return next((p for part, p in zip(criteria, found, strict=True) if part is self), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_count
 from headtohead.papers.faster_qk.work import ToyPlan
-from headtohead.study.claims import kinds, toy  # noqa: F401  (registers the kinds)
+from headtohead.study.claims import kinds, numbers, toy  # noqa: F401  (registers the kinds)
 from headtohead.study.claims.criteria import MAIN, At, Criterion, Number, Text, decode, read_criterion
 from headtohead.study.config.shipped import shipped_studies
 from headtohead.study.config.spec import build_study, changed_settings, read_study
@@ -283,6 +283,8 @@ def _claim(entry: Mapping[str, Any], factor: float, studies: Mapping[str, _Study
         of_tasks = {name: study.of_tasks for name, study in studies.items()}
         tables = [as_table(part, "a criterion") for part in given]
         criteria = tuple(read_criterion(table, factor, arms, of_tasks) for table in tables)
+        if not any(criterion.decides for criterion in criteria):
+            raise UserError("decides = false in every criterion leaves nothing to judge; remove it from one")
         texts = (as_text(entry.get("statement"), "statement"), as_text(entry.get("published"), "published"))
         return Claim(name, *texts, criteria, at)
     except UserError as error:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from headtohead.common.errors import UserError
-from headtohead.papers.faster_qk.findings import CHECKS, COMPLETE, THEORY
-from headtohead.papers.faster_qk.runs import LOSSES, RUNS
+from headtohead.papers.faster_qk.findings import CHECKS, COMPLETE, OWN, THEORY
+from headtohead.papers.faster_qk.runs import LOSSES, PUBLISHED_RUNS, RUNS, SEEDS
 from headtohead.papers.faster_qk.work import Toy
 from headtohead.study.claims.criteria import At, Basis, Criterion, Numbers, Texts
 from headtohead.study.claims.outcome import (
@@ -41,6 +41,18 @@ class ToyCriterion(Criterion):
     def outcome(self, toy: Toy, smoke: bool) -> Part:
         """Return the outcome; `smoke` decides nothing that depends on training."""
         raise NotImplementedError
+
+
+def _scaled(direction: str, reason: str, measured: list[dict[str, Any]], notes: list[str]) -> Part:
+    """Return the outcome at published scale, or at reduced scale with the differences from the published settings."""
+    if not notes:
+        return Part(direction, None, PUBLISHED, reason, measured)
+    differs = "; ".join(notes)
+    return Part(direction, None, REDUCED, f"{reason} ({differs})", measured, differs)
+
+
+def _few_seeds(count: int) -> list[str]:
+    return [f"{count} of the {len(SEEDS)} published seeds"] if count < len(SEEDS) else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +108,16 @@ class ToyOrder(ToyCriterion, kind="toy"):
             return Part(OPEN, None, NOT_RUN, "; ".join(reasons), measured)
         if smoke:
             return Part(OPEN, None, REDUCED, SMOKE, measured)
-        return Part(all_of(directions), None, PUBLISHED, "; ".join(reasons), measured)
+        own = [name for name in self.order if name not in PUBLISHED_RUNS]
+        notes = [f"not published: {', '.join(own)}"] if own else []
+        if any(result.run.brief for result in toy.results if result.run.name in self.order):
+            notes.append("runs end before the published end")
+        return _scaled(
+            all_of(directions),
+            "; ".join(reasons),
+            measured,
+            notes + _few_seeds(min(row["n"] for row in measured)),
+        )
 
     def _values(self, toy: Toy, name: str, bound: float) -> dict[int, float]:
         """Return the quantity by seed, for the runs of that name that reached the loss."""
@@ -128,12 +149,15 @@ class ToyCheck(ToyCriterion, kind="toy_check"):
         wrong = [finding.words() for finding in rows if not finding.holds]
         if smoke and not set(self.checks) <= THEORY:
             return Part(OPEN, None, REDUCED, SMOKE, measured)
+        notes = [f"not published: {name}" for name in self.checks if name in OWN]
+        if not set(self.checks) <= THEORY:
+            notes += _few_seeds(len({result.run.seed for result in toy.results}))
         if wrong:
-            return Part(CONTRADICTED, None, PUBLISHED, "; ".join(wrong), measured)
+            return _scaled(CONTRADICTED, "; ".join(wrong), measured, notes)
         for check in self.checks:
             count = sum(finding.check == check for finding in rows)
             if count < COMPLETE[check]:
                 reason = f"{check}: {count} of {COMPLETE[check]} numbers are available, all within tolerance"
                 return Part(OPEN, None, REDUCED, reason, measured)
         reason = f"{names}: all {len(rows)} numbers within their tolerances"
-        return Part(SUPPORTED, None, PUBLISHED, reason, measured)
+        return _scaled(SUPPORTED, reason, measured, notes)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from headtohead.common.errors import DamagedFile
+from headtohead.common.errors import DamagedFile, UnreadableFile
+from headtohead.evaluation.logged_row import LoggedRow
 from headtohead.study.judge.explanations import ArmExplanation, study_explanations
 from headtohead.study.judge.stability import Stability, contest_stability
 from headtohead.study.judge.transfer_matrix import Cell, corpus_matrix, read_probes
@@ -69,3 +70,12 @@ class Analysis:
             return None if self.store is None else self.store.run(run).probe(name)
         except DamagedFile:
             return None
+
+    def curve(self, run: str) -> list[LoggedRow]:
+        """Return the logged rows of a run with a result; none if the file is missing or damaged."""
+        if self.store is None or run not in self.results:
+            return []
+        try:
+            return self.store.run(run).curve(self.results[run])
+        except UnreadableFile:
+            return []

@@ -18,7 +18,7 @@ from headtohead import UserError
 from headtohead.papers.faster_qk.findings import run_findings
 from headtohead.papers.faster_qk.measure import Mark
 from headtohead.papers.faster_qk.processes import start
-from headtohead.papers.faster_qk.runs import RUNS, SEEDS
+from headtohead.papers.faster_qk.runs import RATIOS, RUNS, SEEDS
 from headtohead.papers.faster_qk.train import ToyResult
 from headtohead.papers.faster_qk.work import Toy, ToyPlan, work_toy
 from headtohead.study.claims import judge_claims
@@ -143,6 +143,17 @@ def test_claims_about_the_toy_are_decided_by_its_results() -> None:
     assert answer(made(table | {"CACO": {0.01: 0.8, 0.001: 0.95}}), 1)[0] == "contradicted"
     assert answer(made({name: table[name] for name in ("FAFO", "FACO")}), 1)[0] == "open"
     assert answer(None, 1) == ("open", "not run")
+
+
+def test_the_toy_is_at_published_scale_only_with_published_settings() -> None:
+    rows = {"FAFO": (0.35, 0.35), "CAFO": (0.36, 0.365), "CACO": (0.525, 0.619), "FACO": (0.653, 0.882)}
+    whole = made({name: dict(zip((0.01, 0.001), values)) for name, values in rows.items()})
+    few = [result for result in whole.results if result.run.seed in SEEDS[:2]]
+    assert answer(replace(whole, results=few), 1) == ("supported", "reduced scale")
+    brief = [ToyResult(replace(result.run, brief=True), result.marks) for result in whole.results]
+    assert answer(replace(whole, results=brief), 1) == ("supported", "reduced scale")
+    sweep = {f"CACO sweep r={ratio:g}": {0.1: 0.3 + 0.1 * index} for index, ratio in enumerate(RATIOS)}
+    assert answer(made(sweep), 13) == ("supported", "reduced scale")
 
 
 def test_runs_under_adam_do_not_affect_findings_and_claims() -> None:

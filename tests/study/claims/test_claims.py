@@ -52,7 +52,7 @@ size = ["nano", "1m"]
 id = "p.1"
 statement = "said"
 published = "some"
-at = {{size = "nano"}}
+at = {{size = "nano", tokens = 1024}}
 criteria = [{criteria}]
 """
 # Common part of the seeds and own part of each arm: intervals of about +-0.005 at five seeds.

@@ -199,7 +199,7 @@ def test_effects_on_tasks_stay_in_their_metric(tmp_path: Path) -> None:
 
 
 def test_a_criterion_can_have_its_own_published_setting(tmp_path: Path) -> None:
-    part = f'{{kind = "difference"{ON_RECALL}, expect = "better", at = {{corpus = "recall", size = "{{}}"}}}}'
+    part = f'{{kind = "difference"{ON_RECALL}, expect = "better", at = {{corpus = "recall", size = "{{}}", tokens = 2048}}}}'
     assert judged(tmp_path, EVEN, criterion=part.replace("{}", "nano")).scale == "published scale"
     assert judged(tmp_path, EVEN, criterion=part.replace("{}", "1m")).scale == "reduced scale"
 
