@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from headtohead.data.available import check_available, lacking
 from headtohead.papers.faster_qk.work import Toy, ToyPlan, read_toy, work_toy
 from headtohead.study.claims import ClaimResult, judge_claims
 from headtohead.study.claims.criteria import MAIN
-from headtohead.study.claims.paper import TOY, Paper, find_paper, read_paper, sister
+from headtohead.study.claims.paper import TOY, Paper, find_paper, read_paper, sister, sisters
+from headtohead.study.config.spec import with_stored_names
 from headtohead.study.environment import choose_device
 from headtohead.study.plan.planner import study_data
 from headtohead.study.run.execute import Summary
@@ -76,7 +78,9 @@ def reproduce(
     if only and only not in parts:
         raise unknown(f"study of {known.name} at scale {scale}", only, parts)
     work.check_place()
-    wanted = {only, known.start(scale, only)} if only and only != TOY else {only or name for name in parts}
+    wanted = {only or name for name in parts}
+    if only and only != TOY:
+        wanted |= set(known.starts(scale, only))
     work.check_data([name for name in parts if name in wanted], alone=bool(only))
     for name in parts:
         (work.run if name in wanted else work.read)(name, alone=bool(only))
@@ -215,23 +219,30 @@ class _Work:
         return study is not None and all(entry.run in study.results for entry in study.manifest.entries)
 
     def _started(self, name: str) -> dict[str, Any]:
-        """Return a study's settings, with the folder of the run its models are initialized from."""
+        """Return a study's settings, with the folders of the runs its models are initialized from."""
         settings = self.settings[name]
-        if not (needed := sister(settings)):
+        if not sisters(settings):
             return settings
+        return _with_starts(settings, lambda given: self._trained_run(name, given))
+
+    def _trained_run(self, name: str, given: Mapping[str, Any]) -> str:
+        """Return the folder of the finished run of the study in a `from`."""
+        if not (needed := sister(given)):
+            return str(given["from"])
         place, there = self._place(needed), self.found.studies.get(needed)
         done = [run for run, result in (there.results if there else {}).items() if result.status == "done"]
         if not done:
             raise UserError(
                 f"study {name} initializes its models from study {needed}, which has no finished run in {place}"
             )
-        return settings | {"from": str(place / "runs" / done[0])}
+        return str(place / "runs" / done[0])
 
     def _same(self, recorded: dict[str, Any], name: str) -> bool:
-        """Return whether a stored study has these settings; the run it initializes from may have moved with it."""
-        if sister(self.settings[name]):
-            study = Path(str(recorded.get("from", ""))).parts[-3:-2]
-            recorded = recorded | {"from": f"also.{''.join(study)}"}
+        """Return whether a stored study has these settings; the runs it initializes from may have moved with it."""
+        if sisters(self.settings[name]):
+            recorded = _with_starts(
+                recorded, lambda given: f"also.{''.join(Path(str(given['from'])).parts[-3:-2])}"
+            )
         return bool(recorded == plain(Study(**self.settings[name]).values))
 
     def judged(self, quiet: bool) -> Reproduction:
@@ -243,6 +254,16 @@ class _Work:
         if MAIN in found.studies and found.study.verdicts:  # adds the claims to the page
             found.study.write(quiet=quiet, only_if_changed=True)
         return found
+
+
+def _with_starts(settings: Mapping[str, Any], resolve: Callable[[Mapping[str, Any]], str]) -> dict[str, Any]:
+    """Return settings with each `from`, of the study and of its arms, replaced by what `resolve` gives for its table."""
+
+    def resolved(table: Any) -> Any:
+        return {**table, "from": resolve(table)} if isinstance(table, Mapping) and "from" in table else table
+
+    found: dict[str, Any] = resolved(with_stored_names(settings))
+    return {**found, "arms": [resolved(arm) for arm in found["arms"]]}
 
 
 def _recorded(place: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from headtohead.common.schema import read_document, write_document
 from headtohead.integrations.forwarder import forwarding
 from headtohead.integrations.sinks import Sink
 from headtohead.study.config.spec import StudySpec
-from headtohead.study.judge.notices import budget_notices, design_notices
+from headtohead.study.judge.notices import budget_notices, design_notices, repetition_notices
 from headtohead.study.plan.dataset import split_notes
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.freeze import planned_seeds, populations
@@ -104,7 +104,7 @@ class StudyRunner:
         self.display.estimate.spent.clear()  # of the tuning
         with self._phase("prepare"):
             plan = self.plan(self.spec, tuning.rates())
-        self._note_once(self._budget_notices(plan))
+        self._note_once([*repetition_notices(plan), *self._budget_notices(plan)])
         self.store.make()
         known = self.finished(plan)
         manifest = dataclasses.replace(plan.manifest, tuning=tuning.rows)

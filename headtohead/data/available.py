@@ -7,17 +7,23 @@ from pathlib import Path
 
 from headtohead.common.errors import MissingFile, UserError, unknown
 from headtohead.data import hub
-from headtohead.data.coherence import parse_dial
-from headtohead.data.corpora import check_known, corpus_files, corpus_names, find_corpus, stable_name
+from headtohead.data.corpora import (
+    check_known,
+    corpus_files,
+    corpus_names,
+    find_corpus,
+    source_names,
+    stable_name,
+)
 from headtohead.data.get.sources import Source, find_source
 from headtohead.data.locate import cache_dir, get_command, spellings
 from headtohead.data.tasks.registry import check_task_known, task_kind, task_names, zeroshot_names
 
 
 def named_sets(name: str) -> list[str]:
-    """Return the named sets whose files a corpus or task needs: itself, the domains of a coherence corpus, or none."""
-    if name.startswith("coherence:"):
-        return [part for source in parse_dial(name).sources for part in named_sets(source)]
+    """Return the named sets whose files a corpus or task needs: itself, the corpora it is made of, or none."""
+    if sources := source_names(name):
+        return [part for source in sources for part in named_sets(source)]
     if corpus_files(name) or task_kind(name) is not None:
         return [name]
     _check_known(name)

@@ -90,6 +90,7 @@ def corpus_names() -> dict[str, str]:
         "stdlib": "standard-library sources of the running Python, without tests; always available",
         "file:PATH": "a text file, JSON lines with a text field, or a directory of them; also .gz and .xz; also as PATH",
         "coherence:DIAL(CORPUS,...)": "the same pieces of several domains, mixed (DIAL 0) to coherent (DIAL 1)",
+        "first:BYTES(CORPUS)": "a corpus with only its first BYTES to train on, such as first:9M(wiki-prose)",
         **{name: kind.about for name, kind in _KINDS.items()},
     }
 
@@ -106,6 +107,10 @@ def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | Non
         from headtohead.data.coherence import coherence_corpus  # avoids a circular import
 
         return coherence_corpus(name, lambda source: find_corpus(source, data_dir, cache))
+    if name.startswith("first:"):
+        from headtohead.data.first import first_corpus  # avoids a circular import
+
+        return first_corpus(name, lambda source: find_corpus(source, data_dir, cache))
     kind = _KINDS[name]
     paths, from_hub = hub.find_files("corpus", name, kind.files, data_dir, cache)
     label, read, rule, files = name, kind.read, kind.rule, tuple(paths[key] for key in sorted(paths))
@@ -117,13 +122,24 @@ def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | Non
 def check_known(name: str) -> None:
     """Raise if no corpus has that name; does not check that its files exist."""
     name = _with_prefix(name)
-    if name.startswith("coherence:"):
-        from headtohead.data.coherence import parse_dial
-
-        for source in parse_dial(name).sources:
+    if sources := source_names(name):
+        for source in sources:
             check_known(source)
     elif name != "stdlib" and not name.startswith("file:") and name not in _KINDS:
         raise unknown("corpus", name, corpus_names())
+
+
+def source_names(name: str) -> tuple[str, ...]:
+    """Return the corpora that a coherence corpus or the first bytes of a corpus are made of; empty for any other name."""
+    if name.startswith("coherence:"):
+        from headtohead.data.coherence import parse_dial
+
+        return parse_dial(name).sources
+    if name.startswith("first:"):
+        from headtohead.data.first import parse_first
+
+        return (parse_first(name).source,)
+    return ()
 
 
 def stable_name(name: str) -> str:
@@ -136,6 +152,11 @@ def stable_name(name: str) -> str:
 
         dial = parse_dial(name)
         return dial.text(tuple(map(stable_name, dial.sources)))
+    if name.startswith("first:"):
+        from headtohead.data.first import parse_first
+
+        first = parse_first(name)
+        return first.text(stable_name(first.source))
     return name
 
 
@@ -146,7 +167,7 @@ def corpus_files(name: str) -> dict[str, str]:
 
 def _with_prefix(name: str) -> str:
     """Return `file:PATH` for a path that is given without the prefix: it has a slash or a text suffix, or it exists."""
-    if name in ("stdlib", *_KINDS) or name.startswith(("file:", "coherence:")):
+    if name in ("stdlib", *_KINDS) or name.startswith(("file:", "coherence:", "first:")):
         return name
     path = Path(name).expanduser()
     suffixes = (*TEXT_SUFFIXES, ".jsonl", ".ndjson")

@@ -5,7 +5,8 @@
     [scale.smoke]           settings that differ at that scale; likewise small and paper
     [also.NAME]             the settings of another study, of corpora or tasks, if the paper has several
     [also.NAME.smoke]       settings that differ at that scale; without this table the study is not run at the scale;
-                            from = "also.OTHER": its models start from the only run of another study of the paper
+                            from = "also.OTHER", of the study or of an arm: models start from the only run of another
+                            study of the paper
     [toy.smoke]             runs of the toy, seeds, and the loss at which they end, if the paper has a toy
     [[claim]]               id, statement, published (its numbers, as text), at (corpus, size, tokens), criteria
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +29,7 @@ from headtohead.papers.faster_qk.work import ToyPlan
 from headtohead.study.claims import kinds, numbers, toy  # noqa: F401  (registers the kinds)
 from headtohead.study.claims.criteria import MAIN, At, Criterion, Number, Text, decode, read_criterion
 from headtohead.study.config.shipped import shipped_studies
-from headtohead.study.config.spec import build_study, changed_settings, read_study
+from headtohead.study.config.spec import build_study, changed_settings, read_study, with_stored_names
 from headtohead.study.config.validation import (
     as_number,
     as_table,
@@ -84,14 +85,20 @@ class Paper:
             raise unknown(f"study of {self.name} at scale {scale}", study, known)
         return known[study]
 
-    def start(self, scale: str, study: str) -> str:
-        """Return the name of the study from whose run a study's models start, or an empty string."""
-        return sister(self.settings(scale, study))
+    def starts(self, scale: str, study: str) -> list[str]:
+        """Return the names of the studies from whose runs a study's models start."""
+        return sisters(self.settings(scale, study))
+
+
+def sisters(settings: Mapping[str, Any]) -> list[str]:
+    """Return the names of other studies of the paper in the `from` of a study and of its arms, each once."""
+    arms = [arm for arm in settings.get("arms", ()) if isinstance(arm, Mapping)]
+    return list(dict.fromkeys(filter(None, map(sister, (settings, *arms)))))
 
 
 def sister(settings: Mapping[str, Any]) -> str:
-    """Return the name of another study of the paper in a study's `from`, or an empty string."""
-    given = str(settings.get("from", ""))
+    """Return the name of another study of the paper in the `from` of a study or an arm, or an empty string."""
+    given = str(with_stored_names(settings).get("from", ""))
     return given.removeprefix(_SISTER) if given.startswith(_SISTER) else ""
 
 
@@ -215,37 +222,23 @@ def _check_starts(studies: Mapping[str, _Study]) -> None:
         before = list(studies)[:index]
         for scale, settings in study.scales.items():
             where = f"scale.{scale}" if name == MAIN else f"also.{name}.{scale}"
-            spec = build_study(settings)
-            for arm in spec.arms:
-                if sister({"from": arm.start}):
-                    raise UserError(
-                        f"{where}: arm '{arm.label}': from = '{arm.start}' is allowed for whole studies only"
-                    )
-            if not (needed := sister(settings)):
-                continue
-            where += f": from = '{_SISTER}{needed}'"
-            if needed not in before:
-                raise UserError(
-                    f"{where}: no earlier study has this name; earlier studies: {', '.join(before) or 'none'}"
-                )
-            if scale not in studies[needed].scales:
-                raise UserError(f"{where}: that study has no scale {scale}")
-            first = build_study(studies[needed].scales[scale])
-            parts = (
-                "arms",
-                "seeds",
-                "sizes",
-                "corpora",
-                "tasks",
-                "shapes",
-                "lengths",
-                "contexts",
-                "branches",
-            )
-            if any(len(getattr(first, part)) > 1 for part in parts):
-                raise UserError(
-                    f"{where}: that study has several runs; it must have one arm, one seed and one size"
-                )
+            for needed in sisters(settings):
+                _check_start(f"{where}: from = '{_SISTER}{needed}'", scale, needed, before, studies)
+
+
+def _check_start(
+    where: str, scale: str, needed: str, before: Sequence[str], studies: Mapping[str, _Study]
+) -> None:
+    if needed not in before:
+        raise UserError(
+            f"{where}: no earlier study has this name; earlier studies: {', '.join(before) or 'none'}"
+        )
+    if scale not in studies[needed].scales:
+        raise UserError(f"{where}: that study has no scale {scale}")
+    first = build_study(studies[needed].scales[scale])
+    parts = ("arms", "seeds", "sizes", "corpora", "tasks", "shapes", "lengths", "contexts", "branches")
+    if any(len(getattr(first, part)) > 1 for part in parts):
+        raise UserError(f"{where}: that study has several runs; it must have one arm, one seed and one size")
 
 
 def _toy(tables: Mapping[str, Any]) -> dict[str, ToyPlan]:

@@ -420,6 +420,34 @@ def test_models_start_from_the_run_of_an_earlier_study(tmp_path: Path, story: Pa
     assert json.loads((moved / "claims.json").read_text()) == rows
 
 
+def test_each_arm_can_start_from_a_study_of_its_own(tmp_path: Path, story: Path) -> None:
+    path = starting(
+        tmp_path,
+        str(story),
+        **{
+            "[also.lists]": "[also.second]\narms = ['standard']\ntasks = ['recall:train=40']\ntokens = 4096\n"
+            "batch = 1024\nseeds = 1\n[also.second.smoke]\n[also.lists]",
+            "lr = 1e-3": 'from = "also.second"',
+        },
+    )
+
+    def done() -> h2h.Reproduction:
+        return h2h.reproduce(str(path), out=tmp_path / "o", only="lists", device="cpu", quiet=True, workers=1)
+
+    found = done()
+    assert found.ran == ["first", "second", "lists"]
+    runs = tmp_path / "o" / "lists" / "runs"
+    starts = {
+        (spec["label"], spec["start"])
+        for spec in (
+            json.loads((runs / run / "spec.json").read_text()) for run in found.studies["lists"].results
+        )
+    }
+    (first,), (second,) = (found.studies[name].results for name in ("first", "second"))
+    assert starts == {("standard", first), ("b", second)}
+    assert done().summary.done == 0
+
+
 def test_models_do_not_start_from_a_run_that_diverged(tmp_path: Path, story: Path) -> None:
     path = starting(tmp_path, str(story), **{"seeds = 1\n": "seeds = 1\nlr = 1e9\n"})
     with pytest.raises(UserError, match="study lists initializes its models from study first"):
@@ -437,11 +465,7 @@ def test_models_do_not_start_from_a_run_that_diverged(tmp_path: Path, story: Pat
         ("seeds = 1\n", "seeds = 2\n", "from = 'also.first': that study has several runs"),
         ("[also.first.smoke]", "[also.first.small]", "from = 'also.first': that study has no scale smoke"),
         ('recall:train=40"]\ntokens', 'recall:train=40", "copy"]\ntokens', "that study has several runs"),
-        (
-            "lr = 1e-3",
-            'from = "also.first"',
-            "arm 'b': from = 'also.first' is allowed for whole studies only",
-        ),
+        ("lr = 1e-3", 'from = "also.frist"', "from = 'also.frist': no earlier study has this name"),
     ],
 )
 def test_an_invalid_start_is_rejected(tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -11,7 +11,7 @@ from headtohead.api.study import Study
 from headtohead.study.config.spec import build_study
 from headtohead.study.judge import forecast, notices
 from headtohead.study.judge.forecast import quick_seconds
-from headtohead.study.judge.notices import budget_notices, design_notices
+from headtohead.study.judge.notices import budget_notices, design_notices, repetition_notices
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.plan import Plan
 from headtohead.study.plan.planner import plan_study
@@ -51,6 +51,16 @@ def test_a_large_default_budget_is_announced_with_the_time(
     assert budget == "default budget of size 1m: 4 runs of 4M tokens; --tokens sets another"
     assert time.startswith("forecast: about 12 m ")
     assert time.endswith(" on cpu, 2 runs at the same time")
+
+
+def test_a_text_that_is_repeated_often_is_announced(story: Path) -> None:
+    _, plan = plan_of(story, tokens="50M")
+    (line,) = repetition_notices(plan)
+    unique = len(next(iter(plan.datasets.values())).corpus.splits["train"].tokens)  # type: ignore[attr-defined]
+    assert line.endswith(f"50M tokens repeat it {50_000_000 // 1024 * 1024 / unique:,.0f} times")
+    assert repetition_notices(plan_of(story, tokens=2048)[1]) == []
+    tasks = build_study({"arms": ["standard"], "tasks": ["recall:train=40"], "tokens": "1M"})
+    assert repetition_notices(plan_study(tasks)) == []
 
 
 def test_a_chosen_or_small_budget_is_not_announced(story: Path, monkeypatch: pytest.MonkeyPatch) -> None:
