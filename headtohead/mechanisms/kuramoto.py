@@ -32,7 +32,7 @@ spaces, and a tied head needs `tied = false`.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,19 @@ from headtohead.mechanisms.families.kuramoto_options import KuramotoOptions
 
 _TURNS = 2**16 / (2 * math.pi)  # an int16 angle: steps of 2 pi / 65,536, at most 4.8e-5 rad off
 _BASE = 10_000.0
+
+
+class Synchrony(NamedTuple):
+    """How far phases agree, and what couples them."""
+
+    order: Tensor
+    """|mean over tokens of e^(i th)|, (batch, width): 1 if all tokens have the same phase."""
+    pull: Tensor
+    """r = |sum_u A[t, u] e^(i th_u)|, (batch, time, width): agreement of what a token couples to."""
+    gain: Tensor
+    """kappa, (width,)."""
+    gates: Tensor | None
+    """g, (heads, 1, blocks) or (batch, heads, time, blocks); None if the weights are not learned."""
 
 
 class Kuramoto(Mechanism):
@@ -410,6 +423,21 @@ class Kuramoto(Mechanism):
         strict = self.options.mask == "strict"
         weights = attention_weights(q, k, frame.mask(x.device, strict=strict), 1.0)
         return weights * self._sees(frame, weights) if strict else weights
+
+    def synchrony(self, x: Tensor, frame: Frame) -> Synchrony | None:
+        """Return how far the phases of x (batch, time, width) agree; None without coupling or without angles."""
+        if self.options.coupling == "off" or self.group.width != 2 or self.group.numbers != 1:
+            return None
+        state, own, q, k, v = self._read(x, frame, None)
+        mixed = self._mix(q, k, v, frame)
+        mean = mixed.sum(1) if self.options.heads == "full" else mixed.transpose(1, 2).flatten(2)
+        gates = None
+        if self.options.coupling == "softmax":
+            gates = torch.as_tensor(self._gates(own)).to(state)
+            gates = (gates if gates.ndim else gates.expand(self.heads, 1, 2 * self.blocks))[..., ::2]
+        gain = torch.as_tensor(1.0 if self.options.value == "dense" else self._gain()).to(state)
+        order, pull = (part.unflatten(-1, (-1, 2)).norm(dim=-1) for part in (own.mean(1), mean))
+        return Synchrony(order, pull, gain.expand(state.shape[-1]), gates)
 
     @property
     def cache_error(self) -> float:  # type: ignore[override]

@@ -8,7 +8,18 @@ from typing import Any
 import msgspec
 
 from headtohead.common.errors import UserError, unknown
-from headtohead.study.probes import corpora, decode, explain, indicators, maps, positions, skip, tasks
+from headtohead.study.probes import (
+    corpora,
+    decode,
+    explain,
+    indicators,
+    maps,
+    phases,
+    positions,
+    projections,
+    skip,
+    tasks,
+)
 from headtohead.study.probes.base import Found, Probe, Subject, Unavailable, number_at
 
 PROBES: dict[str, Probe] = {
@@ -20,6 +31,8 @@ PROBES: dict[str, Probe] = {
     "skip": skip.PROBE,
     "decode": decode.PROBE,
     "explain": explain.PROBE,
+    "projections": projections.PROBE,
+    "phases": phases.PROBE,
 }
 
 

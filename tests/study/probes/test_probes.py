@@ -210,6 +210,21 @@ def subject(arm: str, data_dir: str = "") -> Subject:
     return Subject(model, corpus, CORPUS, "float32", data_dir)
 
 
+def test_projections_and_phases_are_measured_where_they_exist() -> None:
+    found = take("projections:2", subject("standard"))
+    assert found["windows"] == 2
+    assert found["kv_above_qk"]["weights"] == pytest.approx(
+        found["mean"]["weights"]["kv"] - found["mean"]["weights"]["qk"]
+    )
+    assert found["chance"] == pytest.approx(0.5)
+    assert "no layer has separate" in take("projections", subject("sharing:tie=kv"))["none"]
+    found = take("phases:2", subject("kuramoto"))
+    first, last = found["layers"]
+    assert found["mean"]["order"] == pytest.approx((first["order"] + last["order"]) / 2)
+    assert found["mean"]["order"] > found["chance"] / 2
+    assert "no layer has phases" in take("phases", subject("standard"))["none"]
+
+
 def test_windows_are_spread_over_the_test_split() -> None:
     one = subject("standard")
     text = np.asarray(one.corpus.splits["test"].tokens)
