@@ -322,14 +322,22 @@ class Spread(PairCriterion, kind="spread"):
 
 @dataclass(frozen=True, kw_only=True)
 class Tasks(ArmCriterion, kind="tasks"):
-    """The arm's mean over all tasks of a study is better or worse than another's; each task has its own metric."""
+    """The arm's mean over all tasks of a study is better or worse than another's, or within a margin on one side of it.
+
+    Each task has its own metric.
+    """
 
     study: Text = field()
-    expect: BetterOrWorse
+    expect: Literal["better", "worse", "no better", "no worse"]
     effect: Range = ()
     at_least: Number | None = None
     at_most: Number | None = None
+    margin: Number | None = None
     needs_tasks: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.expect.startswith("no ") != (self.margin is not None):
+            raise UserError("a tasks criterion takes a margin if and only if expect is no better or no worse")
 
     def untrained(self, evidence: Evidence, contests: Contests) -> str:
         """Return a message if all compared arms are untrained on every task: one learned task is enough."""
@@ -352,7 +360,8 @@ class Tasks(ArmCriterion, kind="tasks"):
         metrics = {evidence.manifest.measure(contest).name for contest in evidence.contests}
         unit = metrics.pop() if len(metrics) == 1 else "score"
         what = f"{labels[0]} - {labels[1]}, mean of {len(evidence.contests)} tasks"
-        return difference(self.expected, Compared(what, paired, p, decision, trouble, "", unit, "higher"))
+        compared = Compared(what, paired, p, decision, trouble, "", unit, "higher")
+        return (difference if self.margin is None else equivalence)(self.expected, compared)
 
     def _paired(self, evidence: Evidence) -> Paired:
         """Return the comparison of the means over tasks; seeds without all tasks are left out."""
