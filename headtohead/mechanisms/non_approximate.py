@@ -9,7 +9,9 @@ by the same angle, so rotary positions have no effect and are omitted. With a ze
 Arms: even(non_approximate)
 
 Claims: Used in every layer it is the worst, with 9,026 word perplexity on WikiText against 38.1; with every second layer
-standard it has 39.4 (500M, 15B tokens). With normalized q and k at 1.7B, 67.3 in every layer against 27.6.
+standard it has 39.4 (500M, 15B tokens). With normalized q and k at 1.7B, 67.3 in every layer against 27.6. Summaries of the
+paper also credit it with the lowest training loss. These perplexities are on held-out text and cannot show that, which is
+why `deconstructed.15` compares training losses.
 
 Watch: A hybrid must beat `even(prefix_mean)`; otherwise its scores have no effect. Used in every layer its scores grow
 without bound (`qk_norm=true` limits them); the published fix by norms came with another size and other data. One run per
