@@ -7,8 +7,8 @@ of those it attends to.
     dth[t, j] = kappa_j sum_u A[t, u] sin(th[u, j] - th[t, j])        the tangent part of the weighted circular mean
 
 Nunley, "Kuramoto Attention", arXiv 2606.11585, as far as its abstract specifies the layer; successor values after the same
-author's arXiv 2606.18694. This implements the published abstract, with our choices where it is silent; the default is its
-literal reading.
+author's arXiv 2606.18694. This implements the published abstract, with our choices where it is silent. The default is its
+literal reading except for kappa, which is learned from 1: the abstract's update has no gain (`gain=one`).
 
 Score and mean are dot products of features F = [cos, sin], so the layer is softmax attention with q = g F(th + t w),
 k = F(th + t w), v = F(th) and scale 1: no map is materialized, and the strict mask is a shift by one. State and update are
@@ -20,7 +20,8 @@ Arms: kuramoto:cache=i16 kuramoto:gate=pair kuramoto:successor=replace kuramoto:
 
 Claims: On enwik8 at 1M, 1.637 +- 0.010 bits per character against 1.616 +- 0.004 for a tuned transformer; at 5M, median
 1.448 against 1.452, mean 1.468 against 1.456. The follow-up: the layer finds where a context occurred, but not what came
-next; a kernel with a delay of one step and harmonics has 1.5953 against 1.611 at 1M after 50 epochs.
+next; a kernel with a delay of one step and harmonics has 1.5953 against 1.611 at 1M after 50 epochs. `successor` has the
+delay without the harmonics.
 
 Watch: The layer itself has almost no parameters; they are in a feed-forward block and an untied output layer with inputs of
 twice the width, so match with `shape = params`. Learning rates matter more for phases than for a transformer: tune both on
