@@ -96,7 +96,9 @@ def judged(paper: Paper) -> list[ClaimResult]:
 
 def main() -> None:
     """Write claims.json and print the outcomes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "claims.json")
     out = parser.parse_args().out
     claims = judged(read_paper(find_paper("faster_qk")))

@@ -16,8 +16,11 @@ from tests.golden.ids import IDS, ROOT, identities, studies
 GOLDEN: dict[str, Any] = json.loads(IDS.read_text(encoding="utf-8"))
 SLOW = {
     "coupled, small, study",
+    "coupled, small, glue",
     "coupled, paper, study",
+    "coupled, paper, glue",
     "deconstructed, small, study",
+    "deconstructed, small, quarter",
     "deconstructed, paper, study",
     "faster_qk, paper, counter",
     "kuramoto-tuning",

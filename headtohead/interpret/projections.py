@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headtohead.interpret.maps import watching
 from headtohead.mechanisms.contract.base import Frame, Mechanism, Shape
 from headtohead.model.decoder import Decoder
 
 PROJECTIONS = ("q", "k", "v")
-PAIRS = ("kv", "qk", "qv")
+PAIRS = {"kv": ("k", "v"), "qk": ("q", "k"), "qv": ("q", "v")}
 Likeness = dict[str, dict[str, float]]
 """Numbers by measure and by pair (kv, qk, qv) or projection (q, k, v)."""
 
@@ -23,7 +23,9 @@ def layer_projections(model: Decoder, tokens: Tensor) -> list[Likeness | None]:
     found: dict[int, Likeness] = {}
 
     def take(index: int, mechanism: Mechanism, x: Tensor, frame: Frame) -> None:
-        weights = {name: layer.weight for name, layer in mechanism.named_children() if name in PROJECTIONS}
+        children = dict(mechanism.named_children())
+        layers = {name: layer for name in PROJECTIONS if isinstance(layer := children.get(name), nn.Linear)}
+        weights = {name: layer.weight for name, layer in layers.items()}
         shape = mechanism.shape
         if len(weights) == 3 and all(_fits(weight, shape) for weight in weights.values()):
             found[index] = likeness(weights, x, shape.head_dim)
@@ -48,10 +50,13 @@ def likeness(weights: Mapping[str, Tensor], x: Tensor, dim: int) -> Likeness:
     bases = {name: torch.linalg.qr(one.mT)[0] for name, one in by_head.items()}
     ranks = {name: effective_rank(weight.double()) for name, weight in weights.items()}
     return {
-        "weights": {a + b: _cosine(by_head[a].flatten(1), by_head[b].flatten(1)) for a, b in PAIRS},
-        "outputs": {a + b: _cosine(given[a], given[b]) for a, b in PAIRS},
+        "weights": {
+            name: _cosine(by_head[a].flatten(1), by_head[b].flatten(1)) for name, (a, b) in PAIRS.items()
+        },
+        "outputs": {name: _cosine(given[a], given[b]) for name, (a, b) in PAIRS.items()},
         "angles": {
-            a + b: float(torch.linalg.svdvals(bases[a].mT @ bases[b]).clamp(max=1).mean()) for a, b in PAIRS
+            name: float(torch.linalg.svdvals(bases[a].mT @ bases[b]).clamp(max=1).mean())
+            for name, (a, b) in PAIRS.items()
         },
         "rank": ranks,
         "rank_share": {name: rank / width for name, rank in ranks.items()},

@@ -24,7 +24,7 @@ from headtohead.study.store.result import RunResult
 from headtohead.training.circuit_rates import assign
 from tests.results import run_result
 
-PAPERS = {"coupled": 14, "sharing": 14, "deconstructed": 14, "faster_qk": 12, "kuramoto": 11}
+PAPERS = {"coupled": 16, "sharing": 14, "deconstructed": 15, "faster_qk": 13, "kuramoto": 11}
 FIELDS = [
     "id",
     "statement",
@@ -416,9 +416,9 @@ def test_the_claims_about_trends_and_equal_time_can_be_decided() -> None:
         (claim,) = (claim for claim in paper.claims if claim.id == f"{name}.{number}")
         assert "open" not in {criterion.kind for criterion in claim.criteria}
         for scale in ("small", "paper"):
-            spec = build_study(paper.settings(scale))
-            values = {"context": spec.contexts, "tokens_per_parameter": spec.branches, "size": spec.sizes}
             for criterion in claim.criteria:
+                spec = build_study(paper.settings(scale, criterion.study))
+                values = {"context": spec.contexts, "tokens_per_parameter": spec.branches, "size": spec.sizes}
                 assert criterion.kind != "trend" or len(values[criterion.over]) >= 3
                 assert set(criterion.place.get("length", ())) <= set(spec.lengths)
 
