@@ -423,6 +423,20 @@ def test_the_claims_about_trends_and_equal_time_can_be_decided() -> None:
                 assert set(criterion.place.get("length", ())) <= set(spec.lengths)
 
 
+def test_each_data_set_of_faster_qk_is_judged_at_its_published_threshold() -> None:
+    paper = read_paper(find_paper("faster_qk"))
+    seven, eight = ({c.id: c for c in paper.claims}[f"faster_qk.{number}"] for number in (7, 8))
+    used = {(part.study, part.path.rpartition(".")[2]) for part in seven.criteria if part.decides}
+    assert used == {("hatexplain", "33"), ("subject", "10"), ("sentences", "10"), ("squad", "10")}
+    assert {part.study for part in eight.criteria if part.decides} == {study for study, _ in used}
+
+
+def test_corpora_that_are_compared_have_equal_unique_bytes() -> None:
+    spec = build_study(read_paper(find_paper("coupled")).settings("small"))
+    assert [name.partition("(")[0] for name in spec.corpora[:3]] == ["first:9M"] * 3
+    assert all(name.count("first:3M(") == 3 for name in spec.corpora[3:])
+
+
 def probed(folder: Path, criteria: str, **values: list[float]) -> ClaimResult:
     """Return the claim judged from a probe's number for five synthetic seeds; arms that are not given have none."""
     paper = read_paper(written(folder, criteria))

@@ -113,6 +113,19 @@ def test_the_mean_of_the_tasks_decides(
     assert "mean of 2 tasks" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("gain", "direction"), [(0.0, "supported"), (-0.1, "supported"), (0.1, "contradicted")]
+)
+def test_the_mean_of_the_tasks_is_no_better_than_a_margin(
+    tmp_path: Path, gain: float, direction: str
+) -> None:
+    part = '{kind = "tasks", study = "lists", arm = "b", against = "a", expect = "no better", margin = 0.02}'
+    found = judged(tmp_path, {"recall": gain, "induction": gain}, criterion=part)
+    assert found.direction == direction, found.reason
+    with pytest.raises(UserError, match="takes a margin if and only if"):
+        judged(tmp_path, EVEN, criterion=part.replace(", margin = 0.02", ""))
+
+
 ON_RECALL = ', study = "lists", corpus = "recall", arm = "b"'
 
 
