@@ -58,7 +58,7 @@ def test_a_changed_number_changes_the_page(draw: ModuleType, tmp_path: Path) -> 
     claims = json.loads(file.read_text())
     claims[8]["measured"][2]["difference"] = -0.05
     file.write_text(json.dumps(claims))
-    row = "QK x100 - r=1: {} (-0.0795 to -0.0562) accuracy, published +0.0098"
+    row = "QK x100 - r=1, agreement, faster-1l: {} (-0.0795 to -0.0562) accuracy, published +0.0098"
     assert row.format("-0.0679") in (ROOT / "docs" / "findings.md").read_text()
     assert row.format("-0.0500") in text(draw, tmp_path)
 
