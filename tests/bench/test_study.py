@@ -12,6 +12,7 @@ from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 
 
+@pytest.mark.slow
 def test_the_phases_add_up_and_all_tokens_are_counted(story: Path, tmp_path: Path) -> None:
     tune = {"lr": [1e-3, 1e-2, 1e-1], "tokens": 2560}
     study = Study(

@@ -234,6 +234,7 @@ def test_a_population_logs_the_circuits_of_separate_runs(clip: float) -> None:
                     assert row["circuits"][circuit][name] == pytest.approx(values, rel=1e-4), (circuit, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ["standard", "coupled", "sharing:tie=kv", "kuramoto", "(standard coupled)*1"])
 def test_in_float32_a_population_equals_separate_runs_within_rounding(arm: str) -> None:
     assert_same(

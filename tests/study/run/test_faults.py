@@ -57,6 +57,7 @@ def same_after_deaths(folder: Path, settings: dict[str, Any], seed: int, deaths:
     assert not list((folder / "killed").glob("runs/*/lock"))
 
 
+@pytest.mark.slow
 def test_a_study_killed_at_random_moments_ends_with_the_same_results(story: Path, tmp_path: Path) -> None:
     same_after_deaths(tmp_path, SMALL | {"corpus": f"file:{story}", "tokens": 2560}, seed=1, deaths=6)
 

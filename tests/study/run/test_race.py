@@ -152,6 +152,7 @@ def test_a_killed_study_resumes_to_the_same_results(story: Path, tmp_path: Path)
     assert results(folder) == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_two_executors_train_every_run_once(story: Path, tmp_path: Path) -> None:
     both = [processes.start(processes.race, longer(story).values, tmp_path, workers=2) for _ in range(2)]
     assert [processes.ended(process) for process in both] == [0, 0]
