@@ -28,6 +28,7 @@ QUICK = {
 needs_transformers = pytest.mark.skipif(bool(missing("transformers")), reason="transformers is not installed")
 
 
+@pytest.mark.slow
 def test_rows_hold_rates_and_caches_of_each_arm() -> None:
     document = headtohead.bench_generate(peers=(), **QUICK)  # type: ignore[arg-type]
     shared, usual = document["rows"]

@@ -29,6 +29,7 @@ def test_a_row_holds_population_single_and_separate_rates_with_their_ratios() ->
     assert {"commit", "torch", "date"} <= row.keys()
 
 
+@pytest.mark.slow
 def test_rows_in_a_file_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("H2H_COMMIT", "abc")
     monkeypatch.setattr(stack, "BURST", 1)

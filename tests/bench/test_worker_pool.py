@@ -31,6 +31,7 @@ def test_every_order_is_answered_and_a_failure_is_an_answer() -> None:
     assert shown[-1] == "compiling in parallel, 3 of 3 done"
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_an_answer_and_the_others_go_on() -> None:
     with closing(WorkerPool(2)) as pool:
         assert pool.ask(double, {0: {"number": 1}, 1: {"number": 2}}) == [{"double": 2}, {"double": 4}]
@@ -54,6 +55,7 @@ def test_without_orders_no_process_starts() -> None:
         assert (pool.workers, pool.map(double, [])) == ([], [])
 
 
+@pytest.mark.slow
 def test_the_compile_cache_is_filled_in_processes_and_failures_are_left_to_the_measurement() -> None:
     shown: list[str] = []
     compile_in_parallel(

@@ -107,6 +107,7 @@ TINY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OLD)
 def test_rows_of_an_older_form_are_kept_and_counted(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -266,6 +266,7 @@ def test_decoding_equals_its_plain_reference(shape: tuple[int, ...], turn: str) 
     assert_close(*results, 1e-5, by="norm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 64, 299, *(pytest.param(place, marks=SLOW) for place in (1, 63, 200))])
 @pytest.mark.parametrize("turn", ROPE_MODES)
 def test_decoding_at_a_position_ignores_later_positions(place: int, turn: str) -> None:
@@ -334,6 +335,7 @@ def test_rotated_keys_at_extreme_values(config: Any, size: float) -> None:
     near(*rotated(config, 1, 2, 2, 70, 32, size), 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [TURNED[0], TURNED[2]], ids=str)
 def test_a_query_rotated_step_by_step_stays_accurate(config: Any) -> None:
     near(*rotated(config, 1, 1, 1, 2000, 32))

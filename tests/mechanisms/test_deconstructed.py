@@ -182,6 +182,7 @@ COUNTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("size", COUNTS)
 def test_1_every_variant_has_the_parameters_of_the_table_uniform_and_hybrid(size: str, name: str) -> None:
@@ -569,6 +570,7 @@ def test_8_flops_of_a_layer_are_those_of_the_table_and_the_counted_ones(arm: str
     assert counted_flops(mechanism, T, batch, "train") == pytest.approx(declared.full)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arm", ["fixed_seq_qk", "even(rnd_emb_qk)", "first(fixed_seq_qk:length=20)", "prefix_mean"]
 )

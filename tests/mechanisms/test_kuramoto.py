@@ -75,7 +75,7 @@ def loops(mechanism: Kuramoto, x: Tensor, rope: bool = True) -> Tensor:
 
 
 @pytest.mark.parametrize("options", FORMS, ids=name_of)
-@pytest.mark.parametrize("positions", ["rope", "none"])
+@pytest.mark.parametrize("positions", ["rope", pytest.param("none", marks=pytest.mark.slow)])
 def test_output_and_every_gradient_equal_the_reference(options: Any, positions: str) -> None:
     mechanism, rope = build(options, positions=positions), positions == "rope"
     free = phases().requires_grad_()

@@ -99,6 +99,7 @@ def test_output_and_every_gradient_equal_the_reference(arm: str, positions: str,
         assert (a - b).abs().max() <= 1e-10 * max(float(b.abs().max()), 1e-3 * largest), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arm", "positions", "bias"), CASES)
 def test_low_precision_stays_close_to_the_reference(arm: str, positions: str, bias: str) -> None:
     mechanism, x = build(arm, positions, bias), drawn(3)

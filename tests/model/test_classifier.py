@@ -89,6 +89,7 @@ def test_a_classifier_learns_agreement_past_attractors() -> None:
     assert (guesses == batch.labels).double().mean() > 0.95
 
 
+@pytest.mark.slow
 def test_a_reader_learns_to_copy_and_generates_the_copy() -> None:
     task = prepare_task("copy:train=4000,length=5,symbols=6", context=32)
     assert task.written

@@ -82,7 +82,9 @@ def test_steps_at_fixed_shapes_are_the_full_forward(arm: str, settings: dict[str
     assert caches.length == 12
 
 
-@pytest.mark.parametrize("arm", SERVED)
+@pytest.mark.parametrize(
+    "arm", [arm if ":" not in arm else pytest.param(arm, marks=pytest.mark.slow) for arm in SERVED]
+)
 def test_a_captured_step_is_correct_at_other_positions(arm: str) -> None:
     """A trace fixes every number that Python read, as a CUDA graph does: a replay at another position would show it."""
     decoder = model(arm).requires_grad_(False)

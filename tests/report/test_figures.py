@@ -50,6 +50,7 @@ def test_every_chart_is_written_as_svg_pdf_and_png(folder: Path) -> None:
             assert not [node for node in root.iter() if "script" in node.tag]
 
 
+@pytest.mark.slow
 def test_each_axis_is_a_chart_with_its_own_title(folder: Path) -> None:
     open_study(folder).write_charts(quiet=True)
     titles = {"tokens": "tokens trained on", "flops": "training FLOPs", "seconds": "seconds of training"}

@@ -374,6 +374,7 @@ def test_in_a_real_browser_the_measurement_finds_what_is_cut_or_overlaps(tmp_pat
     assert found["overlapping"] == [" P one line |  P another"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "height"), [(1200, 2400)])
 def test_in_a_real_browser_a_screenshot_can_be_taken(
     folder: Path, tmp_path: Path, width: int, height: int

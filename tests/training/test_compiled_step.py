@@ -30,6 +30,7 @@ def compiled(*members: Any, backend: Any = aot_eager) -> PopulationTrainer:
     return population
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arm", "given"),
     [

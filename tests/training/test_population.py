@@ -213,6 +213,7 @@ def test_a_ratio_of_one_changes_no_bit_of_a_population(rule: dict[str, Any]) -> 
             assert torch.equal(parameter, other.model.get_parameter(name)), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [0.05, 0.0])
 def test_a_population_logs_the_circuits_of_separate_runs(clip: float) -> None:
     settings = dataclasses.replace(SETTINGS, clip=clip, circuit_lr=[{"tag": "qk", "factor": 3}])
@@ -242,6 +243,7 @@ def test_in_float32_a_population_equals_separate_runs_within_rounding(arm: str) 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -72,7 +72,14 @@ def test_unsupported_features_are_not_checked() -> None:
     assert check(broken.Honest).complete
 
 
-@pytest.mark.parametrize("name", builtin_mechanisms())
+CORE = ("standard", "sharing", "coupled", "kuramoto", "gated_linear", "flex")
+"""Checked by `make test`; `make test-slow` checks all."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in CORE else pytest.param(name, marks=pytest.mark.slow) for name in builtin_mechanisms()],
+)
 def test_a_built_in_mechanism_reaches_the_last_level(name: str) -> None:
     """Its first setting; the test below, in `make test-slow`, runs every setting."""
     found = check_composed(check_settings(parse_layout(name).pattern[0])[:1])

@@ -197,6 +197,7 @@ def test_imposed_attention_is_uniform_over_positions() -> None:
     assert torch.allclose(mass.sum(1), torch.ones(2))
 
 
+@pytest.mark.slow
 def test_a_factored_output_has_a_lower_final_loss_at_equal_attention() -> None:
     names = ["fixed collapsed alpha=0.8", "fixed factorised alpha=0.8"]
     runs = choose_runs(names, SEEDS[:1], epochs=80, batches=100, batch=32)

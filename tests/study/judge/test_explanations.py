@@ -84,6 +84,7 @@ def run_of(folder: Path, task: str, label: str, seed: int = 1) -> RunDirectory:
     raise AssertionError(task, label)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [RECALL, GRAMMAR])
 def test_the_probe_equals_explain(task: str, finished: Path) -> None:
     run = run_of(finished, task, "standard")

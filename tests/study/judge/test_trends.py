@@ -84,6 +84,7 @@ def test_intervals_of_one_seed_are_none() -> None:
     assert {reach.low for reach in [*line.within, *line.beyond]} == {None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True], ids=["independent", "branches of one trunk"])
 @pytest.mark.parametrize(
     ("seeds", "values"),

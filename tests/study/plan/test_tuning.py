@@ -56,6 +56,7 @@ def test_each_arm_is_trained_at_its_own_best_rate_and_nothing_is_tuned_twice(
         assert "Learning-rate tuning" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_grid_is_extended_for_all_arms_until_no_optimum_is_at_its_edge(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,6 +61,7 @@ def test_other_passes_need_no_helper(story: Path, tmp_path: Path, monkeypatch: p
     assert started
 
 
+@pytest.mark.slow
 def test_the_next_unfinished_pass_is_compiled_while_one_trains(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
