@@ -193,6 +193,7 @@ def test_a_slice_is_measured_by_the_process_that_compiled_it() -> None:
         }
 
 
+@pytest.mark.slow
 def test_the_last_line_is_one_document_and_the_picture_is_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -355,6 +355,7 @@ def test_decoding_a_population_equals_separate_decoding() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rope", ["roundtrip", "score", "rotated", "none"])
 @pytest.mark.parametrize("kv_heads", [2, pytest.param(4, marks=SLOW)])
 def test_a_shared_cache_is_read_once(rope: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,6 +376,7 @@ def test_a_shared_cache_is_read_once(rope: str, kv_heads: int, monkeypatch: pyte
     near(torch.cat(parts, 1), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ["roundtrip", "score", "rotated", "none", "standard", "window"])
 @pytest.mark.parametrize("kv_heads", [2, pytest.param(4, marks=SLOW)])
 def test_a_step_at_a_position_uses_the_kernel(

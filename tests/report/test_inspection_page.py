@@ -155,6 +155,7 @@ def test_a_text_longer_than_the_context_is_truncated_on_the_left_with_a_note(tmp
     assert "".join(data(page)[0]["tokens"]) == "56789abc"
 
 
+@pytest.mark.slow
 def test_a_run_is_inspected_and_invalid_input_is_rejected_in_one_line(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,7 @@ def test_compiling_is_announced_once() -> None:
     assert messages == ["compiling"]
 
 
+@pytest.mark.slow
 def test_the_seconds_of_compiling_are_not_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("headtohead.training.trainer.time.monotonic", lambda: clock[0])

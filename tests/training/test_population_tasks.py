@@ -37,6 +37,7 @@ def trainer(task: Task, seed: int, arm: str = "standard", **given: Any) -> Train
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arm", "given"),
     [

@@ -43,6 +43,7 @@ def test_a_graph_break_is_caught() -> None:
     assert found.level == "decodable"
 
 
+@pytest.mark.slow
 def test_a_sound_mechanism_reaches_the_last_level_compiled_too() -> None:
     found = check_composed(
         [Composed((Term(broken.Sound, broken.StandardOptions(kv_heads=2)),))], compile=True

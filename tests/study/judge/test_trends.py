@@ -293,6 +293,7 @@ def test_contexts_are_contests_of_equal_tokens_per_step(story: Path) -> None:
         Study(**values, context=[64, 0], batch=256)
 
 
+@pytest.mark.slow
 def test_each_context_is_tuned_separately(story: Path, tmp_path: Path) -> None:
     result = Study(
         arms=["standard", "diagonal"],

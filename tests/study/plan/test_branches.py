@@ -256,6 +256,7 @@ def test_settings_that_contradict_branches_are_rejected(story: Path) -> None:
             study(story, **values)
 
 
+@pytest.mark.slow
 def test_a_tuned_study_tunes_plain_runs_and_branches_at_the_chosen_rate(story: Path, tmp_path: Path) -> None:
     values = {key: value for key, value in SMALL.items() if key != "lr"} | {
         "seeds": 1,

@@ -56,6 +56,7 @@ def test_added_seeds_stay_marked_when_an_arm_is_added(tmp_path: Path) -> None:
         assert "seeds 3 were added after results existed" in message
 
 
+@pytest.mark.slow
 @pytest.mark.page
 def test_a_dropped_arm_still_counts_and_makes_nothing_primary(tmp_path: Path) -> None:
     before = race(tmp_path)
@@ -111,6 +112,7 @@ def test_an_import_without_history_is_marked(tmp_path: Path) -> None:
     assert any("plan unknown" in message for message in race(tmp_path / "b", ARMS[:2])["(Q, K=V)"].marks)
 
 
+@pytest.mark.slow
 def test_a_study_older_than_its_history_keeps_its_marks(tmp_path: Path) -> None:
     race(tmp_path, ARMS[:2])
     race(tmp_path, ARMS[:2], seeds=3)
