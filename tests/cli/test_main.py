@@ -446,7 +446,7 @@ FILES = {
     "path.toml": 'arms = [{arm = "a\\u0000.py:Mine"}]\n',
     "unnamed.toml": 'arms = ["standard"]\nname = ""\n',
     "seed.toml": f'arms = ["standard"]\nseeds = [{2**63}]\n',
-    "deep.json": "[" * 2000 + "]" * 2000,
+    "deep.json": "[" * 100_000 + "]" * 100_000,
     "empty.txt": "",
     "short.txt": "a few words, and no more",
     "binary.bin": "\x00\x01\x02\xff" * 4000,
