@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from headtohead.common.errors import UserError as UserError
     from headtohead.data.shards import prepare as prepare
     from headtohead.data.tasks.registry import prepare_task as prepare_task
-    from headtohead.mechanisms.contract.base import Cache as Cache
     from headtohead.mechanisms.contract.base import Circuit as Circuit
     from headtohead.mechanisms.contract.base import Companion as Companion
     from headtohead.mechanisms.contract.base import CompanionSpec as CompanionSpec
-    from headtohead.mechanisms.contract.base import Entry as Entry
     from headtohead.mechanisms.contract.base import Flops as Flops
     from headtohead.mechanisms.contract.base import Frame as Frame
     from headtohead.mechanisms.contract.base import Mechanism as Mechanism
     from headtohead.mechanisms.contract.base import Shape as Shape
     from headtohead.mechanisms.contract.base import Supports as Supports
+    from headtohead.mechanisms.contract.cache import Cache as Cache
+    from headtohead.mechanisms.contract.cache import Entry as Entry
     from headtohead.mechanisms.contract.options import Options as Options
     from headtohead.mechanisms.contract.options import option as option
     from headtohead.mechanisms.contract.projected import Projected as Projected
@@ -69,12 +69,10 @@ _HOME = {
         "headtohead.api",
     ),
     **dict.fromkeys(
-        (
-            *("Cache", "Circuit", "Companion", "CompanionSpec", "Entry"),
-            *("Flops", "Frame", "Mechanism", "Shape", "Supports"),
-        ),
+        ("Circuit", "Companion", "CompanionSpec", "Flops", "Frame", "Mechanism", "Shape", "Supports"),
         "headtohead.mechanisms.contract.base",
     ),
+    **dict.fromkeys(("Cache", "Entry"), "headtohead.mechanisms.contract.cache"),
     **dict.fromkeys(("Options", "option"), "headtohead.mechanisms.contract.options"),
     **dict.fromkeys(("Learned", "learned", "score"), "headtohead.mechanisms.contract.score"),
     **dict.fromkeys(("Projected", "Stage"), "headtohead.mechanisms.contract.projected"),

@@ -31,7 +31,8 @@ from headtohead.common.errors import UserError
 from headtohead.kernels import linear_attend, taylor_attend
 from headtohead.kernels.attention.softmax import per_query_head
 from headtohead.kernels.attention.taylor import taylor_weights
-from headtohead.mechanisms.contract.base import Cache, Entry, Flops, Frame, Mode, Shape
+from headtohead.mechanisms.contract.base import Flops, Frame, Mode, Shape
+from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.contract.options import option
 from headtohead.mechanisms.families.deconstructed import Deconstructed, DeconstructedOptions
 

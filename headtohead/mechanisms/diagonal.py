@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Shape
+from headtohead.mechanisms.contract.base import Draw, Frame, Shape
+from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected
 

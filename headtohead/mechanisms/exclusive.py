@@ -27,7 +27,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headtohead.kernels.attention.softmax import per_query_head
-from headtohead.mechanisms.contract.base import Cache, Frame
+from headtohead.mechanisms.contract.base import Frame
+from headtohead.mechanisms.contract.cache import Cache
 from headtohead.mechanisms.families.variant import Variant, VariantOptions
 
 

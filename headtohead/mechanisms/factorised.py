@@ -35,7 +35,8 @@ import torch
 from torch import Tensor
 
 from headtohead.kernels import attention_weights
-from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape, Supports
+from headtohead.mechanisms.contract.base import Draw, Frame, Mode, Shape, Supports
+from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, joined_linear
 

@@ -35,7 +35,8 @@ from torch.nn import functional as F
 from headtohead.kernels import attention_weights
 from headtohead.kernels.attention.softmax import per_query_head
 from headtohead.kernels.path import is_plain
-from headtohead.mechanisms.contract.base import NOT_COMPARED, Cache, Circuit, Entry, Frame, Shape, Supports
+from headtohead.mechanisms.contract.base import NOT_COMPARED, Circuit, Frame, Shape, Supports
+from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.contract.options import option
 from headtohead.mechanisms.families.variant import Variant, VariantOptions
 

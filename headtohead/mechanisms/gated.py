@@ -27,7 +27,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from headtohead.mechanisms.contract.base import Cache, Circuit, Frame, Shape
+from headtohead.mechanisms.contract.base import Circuit, Frame, Shape
+from headtohead.mechanisms.contract.cache import Cache
 from headtohead.mechanisms.contract.options import option
 from headtohead.mechanisms.families.variant import Variant, VariantOptions
 

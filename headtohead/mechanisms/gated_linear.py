@@ -27,7 +27,8 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import rms_norm
-from headtohead.mechanisms.contract.base import Cache, Circuit, Frame, Shape
+from headtohead.mechanisms.contract.base import Circuit, Frame, Shape
+from headtohead.mechanisms.contract.cache import Cache
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import joined_linear
 from headtohead.mechanisms.families.recurrent import Inputs, Recurrent, real_tokens, wide

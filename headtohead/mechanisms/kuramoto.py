@@ -44,10 +44,8 @@ from headtohead.kernels import attend, attention_weights, project
 from headtohead.kernels.attention.softmax import view_mask
 from headtohead.kernels.path import is_plain
 from headtohead.mechanisms.contract.base import (
-    Cache,
     Circuit,
     Draw,
-    Entry,
     Flops,
     Frame,
     Mechanism,
@@ -56,6 +54,7 @@ from headtohead.mechanisms.contract.base import (
     Supports,
     circuits_by_name,
 )
+from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.contract.projected import mean_keys
 from headtohead.mechanisms.families import groups
 from headtohead.mechanisms.families.groups import Group, TorusOptions

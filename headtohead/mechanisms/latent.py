@@ -32,7 +32,8 @@ from torch import Tensor, nn
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights, rms_norm
-from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape
+from headtohead.mechanisms.contract.base import Draw, Frame, Mode, Shape
+from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, joined_linear
 

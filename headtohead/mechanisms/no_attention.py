@@ -19,7 +19,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from headtohead.mechanisms.contract.base import Cache, Entry, Flops, Frame, Mechanism, Mode
+from headtohead.mechanisms.contract.base import Flops, Frame, Mechanism, Mode
+from headtohead.mechanisms.contract.cache import Cache, Entry
 
 
 class NoAttention(Mechanism):

@@ -30,7 +30,8 @@ from torch.nn import functional as F
 from headtohead.kernels import prefix_softmax
 from headtohead.kernels.attention.prefix import EMPTY
 from headtohead.kernels.attention.softmax import per_query_head
-from headtohead.mechanisms.contract.base import Cache, Entry, Flops, Frame, Mode
+from headtohead.mechanisms.contract.base import Flops, Frame, Mode
+from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.contract.options import option
 from headtohead.mechanisms.families.deconstructed import Deconstructed, DeconstructedOptions
 

@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headtohead.mechanisms.contract.base import Cache, Entry, Flops, Frame, Mechanism, Mode, Shape
+from headtohead.mechanisms.contract.base import Flops, Frame, Mechanism, Mode, Shape
+from headtohead.mechanisms.contract.cache import Cache, Entry
 
 
 class PrefixMean(Mechanism):

@@ -34,7 +34,8 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import rms_norm
-from headtohead.mechanisms.contract.base import NOT_COMPARED, Cache, Circuit, Draw, Frame, Shape, Supports
+from headtohead.mechanisms.contract.base import NOT_COMPARED, Circuit, Draw, Frame, Shape, Supports
+from headtohead.mechanisms.contract.cache import Cache
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import joined_linear
 from headtohead.mechanisms.families.recurrent import (

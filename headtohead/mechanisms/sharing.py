@@ -54,7 +54,8 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights, decode, decode_serves
-from headtohead.mechanisms.contract.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape, Tags
+from headtohead.mechanisms.contract.base import Circuit, Draw, Frame, Mode, Shape, Tags
+from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.contract.options import Options, option, value_text
 from headtohead.mechanisms.contract.projected import Projected, joined_linear
 from headtohead.mechanisms.positional import T5_BUCKETS, Term2d, alibi_bias, t5_bias

@@ -32,7 +32,8 @@ from torch.nn import functional as F
 from headtohead.kernels import attend
 from headtohead.kernels.attention.softmax import per_query_head
 from headtohead.kernels.path import is_plain
-from headtohead.mechanisms.contract.base import Cache, Frame, Shape
+from headtohead.mechanisms.contract.base import Frame, Shape
+from headtohead.mechanisms.contract.cache import Cache
 from headtohead.mechanisms.contract.options import option
 from headtohead.mechanisms.families.variant import Variant, VariantOptions
 

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from headtohead.kernels import rms_norm
-from headtohead.mechanisms.contract.base import Cache, Frame, Shape
+from headtohead.mechanisms.contract.base import Frame, Shape
+from headtohead.mechanisms.contract.cache import Cache
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, joined_linear
 

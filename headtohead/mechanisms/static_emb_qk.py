@@ -22,7 +22,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from headtohead.kernels import attention_weights
-from headtohead.mechanisms.contract.base import Cache, Frame
+from headtohead.mechanisms.contract.base import Frame
+from headtohead.mechanisms.contract.cache import Cache
 from headtohead.mechanisms.contract.options import option
 from headtohead.mechanisms.contract.projected import joined_linear
 from headtohead.mechanisms.families.deconstructed import Deconstructed, DeconstructedOptions

@@ -22,7 +22,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from headtohead.kernels import swiglu
-from headtohead.mechanisms.contract.base import Cache, Circuit, Entry, Flops, Frame, Mechanism, Mode, Shape
+from headtohead.mechanisms.contract.base import Circuit, Flops, Frame, Mechanism, Mode, Shape
+from headtohead.mechanisms.contract.cache import Cache, Entry
 
 
 class TokenMLP(Mechanism):

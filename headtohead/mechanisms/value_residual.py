@@ -26,7 +26,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headtohead.mechanisms.contract.base import Cache, Circuit, Frame, Shape
+from headtohead.mechanisms.contract.base import Circuit, Frame, Shape
+from headtohead.mechanisms.contract.cache import Cache
 from headtohead.mechanisms.contract.options import option
 from headtohead.mechanisms.families.variant import Variant, VariantOptions
 

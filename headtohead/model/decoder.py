@@ -14,9 +14,7 @@ from torch.nn import functional as F
 from headtohead.common.errors import UserError
 from headtohead.kernels import linear_cross_entropy, token_nats
 from headtohead.mechanisms.contract.base import (
-    ENTRY_KINDS,
     TAGS,
-    Cache,
     Circuit,
     Companion,
     CompanionSpec,
@@ -31,6 +29,7 @@ from headtohead.mechanisms.contract.base import (
     default_initialise,
     seeded_draw,
 )
+from headtohead.mechanisms.contract.cache import ENTRY_KINDS, Cache
 from headtohead.mechanisms.contract.counting import audited_flops
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.sizes import Size

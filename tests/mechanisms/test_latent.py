@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from headtohead.common.errors import UserError
-from headtohead.mechanisms.contract.base import Cache, Frame, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.contract.base import Frame, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.contract.cache import Cache
 from headtohead.mechanisms.contract.projected import mean_keys
 from headtohead.mechanisms.latent import Latent, LatentOptions
 from headtohead.model.decoder import Decoder

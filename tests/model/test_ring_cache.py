@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 import headtohead as h2h
-from headtohead.mechanisms.contract.base import Cache, Entry, Frame
+from headtohead.mechanisms.contract.base import Frame
+from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.contract.terms import Composed, class_term
 from headtohead.mechanisms.standard import Standard, StandardOptions
 from headtohead.model.decoder import Decoder

@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights, project
 from headtohead.mechanisms.contract.base import (
-    Cache,
     Circuit,
     Component,
     Draw,
-    Entry,
     Flops,
     Frame,
     Mechanism,
@@ -26,6 +24,7 @@ from headtohead.mechanisms.contract.base import (
     Tags,
     circuits_by_name,
 )
+from headtohead.mechanisms.contract.cache import Cache, Entry
 
 
 class Stage(Component):

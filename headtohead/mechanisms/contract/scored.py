@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from headtohead.kernels import scored_attend, scored_weights
 from headtohead.mechanisms.contract.base import (
     NOT_COMPARED,
-    Cache,
     Circuit,
     Draw,
     Flops,
@@ -21,6 +20,7 @@ from headtohead.mechanisms.contract.base import (
     Shape,
     Supports,
 )
+from headtohead.mechanisms.contract.cache import Cache
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, joined_linear
 from headtohead.mechanisms.contract.score import Score, bind, verify, visible_keys

@@ -13,16 +13,8 @@ from torch import Tensor
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights, rotate
-from headtohead.mechanisms.contract.base import (
-    Cache,
-    Companion,
-    CompanionSpec,
-    Entry,
-    Flops,
-    Frame,
-    Mode,
-    Shape,
-)
+from headtohead.mechanisms.contract.base import Companion, CompanionSpec, Flops, Frame, Mode, Shape
+from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.contract.options import option
 from headtohead.mechanisms.contract.projected import joined_linear, mean_keys
 from headtohead.mechanisms.families.deconstructed import Deconstructed, DeconstructedOptions

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from headtohead.mechanisms.contract.base import NOT_COMPARED, Entry, Supports, default_label
+from headtohead.mechanisms.contract.base import NOT_COMPARED, Supports, default_label
+from headtohead.mechanisms.contract.cache import Entry
 from headtohead.mechanisms.standard import Standard, StandardOptions
 
 

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from headtohead.mechanisms.contract.base import Cache
+from headtohead.mechanisms.contract.cache import Cache
 from headtohead.model.check.fixture import TIME, TOLERANCE, Fixture, require, require_close
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from headtohead.mechanisms.contract.base import (
-    Cache,
     Companion,
     CompanionSpec,
     Frame,
@@ -19,6 +18,7 @@ from headtohead.mechanisms.contract.base import (
     Shape,
     seeded_draw,
 )
+from headtohead.mechanisms.contract.cache import Cache
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Settings, Size

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import headtohead as h2h
 from headtohead.common.errors import UserError
-from headtohead.mechanisms.contract.base import Cache, Entry, Frame, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.contract.base import Frame, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.contract.counting import counted_flops
 from headtohead.mechanisms.contract.projected import mean_keys
 from headtohead.mechanisms.contract.registry import load_mechanism

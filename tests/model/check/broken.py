@@ -7,18 +7,8 @@ from torch import Tensor, nn
 
 from headtohead.kernels import rotate
 from headtohead.kernels.path import is_plain
-from headtohead.mechanisms.contract.base import (
-    Cache,
-    Circuit,
-    Draw,
-    Entry,
-    Flops,
-    Frame,
-    Mechanism,
-    Mode,
-    Shape,
-    Supports,
-)
+from headtohead.mechanisms.contract.base import Circuit, Draw, Flops, Frame, Mechanism, Mode, Shape, Supports
+from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.standard import Standard, StandardOptions
 
 
