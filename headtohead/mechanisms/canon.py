@@ -28,11 +28,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Shape
+from headtohead.mechanisms.contract.base import Draw, Frame, Shape
+from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.contract.options import option
 from headtohead.mechanisms.contract.projected import joined_linear
+from headtohead.mechanisms.families.convolution import convolve, recent_inputs, without_padding
 from headtohead.mechanisms.families.variant import Variant, VariantOptions
 
 
@@ -92,14 +93,8 @@ class Canon(Variant):
 
     def _convolved(self, name: str, h: Tensor, weight: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
         """Return C(h) (batch, time, channels); padding is zero, as is everything before the first token."""
-        before, time = self.options.kernel - 1, h.shape[1]
-        if frame.padding is not None:
-            h = h * frame.padding[:, frame.start :, None]
-        longer = F.pad(h, (0, 0, before, 0)) if cache is None else _after_recent(name, h, cache)
-        weight = weight.to(h.dtype)
-        for i in range(before + 1):
-            h = h + weight[i] * longer[:, before - i : before - i + time]
-        return h
+        h = without_padding(h, frame)
+        return h + convolve(h, weight, cache, name)
 
     def cache_spec(self) -> tuple[Entry, ...]:
         """Keys and values of every token or of the window, and the last inputs of each convolution."""
@@ -107,28 +102,11 @@ class Canon(Variant):
         joined = width + 2 * self.kv_heads * self.dim
         return (
             *super().cache_spec(),
-            *((Entry("x", (kernel, width), "sequence"),) if "A" in self.options.at else ()),
-            *((Entry("qkv", (kernel, joined), "sequence"),) if "B" in self.options.at else ()),
+            *((recent_inputs("x", kernel, width),) if "A" in self.options.at else ()),
+            *((recent_inputs("qkv", kernel, joined),) if "B" in self.options.at else ()),
         )
 
     @property
     def graph_safe(self) -> bool:
         """True with every option: the position in the ring of last inputs comes from the cache."""
         return self.graph_safe_stages()
-
-
-def _after_recent(name: str, h: Tensor, cache: Cache) -> Tensor:
-    """Return the kernel - 1 inputs before h (batch, time, channels), then h, whose last rows replace older ones.
-
-    The entry (batch, kernel, channels) is a ring: position p is in row p modulo kernel, so that a step that is run again at
-    the same position changes nothing. Rows of positions before the first token were never written and are zero.
-    """
-    ring, time = cache.tensors[name], h.shape[1]
-    kernel = ring.shape[1]
-    start = cache.length if cache.place is None else cache.place
-    earlier = (torch.arange(1 - kernel, 0, device=h.device) + start) % kernel
-    longer = torch.cat((ring.index_select(1, earlier).to(h.dtype), h), 1)
-    kept = min(time, kernel)
-    rows = (torch.arange(time - kept, time, device=h.device) + start) % kernel
-    ring.index_copy_(1, rows, h[:, time - kept :].to(ring.dtype))
-    return longer

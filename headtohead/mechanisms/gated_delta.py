@@ -97,7 +97,6 @@ class GatedDelta(Recurrent):
     name: ClassVar[str] = "gated_delta"
     Options: ClassVar[type] = GatedDeltaOptions
     supports: ClassVar[Supports] = Supports(bidirectional=False, alone=NOT_COMPARED)
-    no_stage = "gated_delta is a recurrence without scores of (q, k), so {stage} cannot be added to it"
     tags: ClassVar = {
         **dict.fromkeys(
             ("q_conv", "k_conv", "beta", "rate", "decay", "decay_down"), Circuit("own", follows="qk")

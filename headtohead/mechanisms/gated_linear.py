@@ -62,7 +62,6 @@ class GatedLinear(Recurrent):
 
     name: ClassVar[str] = "gated_linear"
     Options: ClassVar[type] = GatedLinearOptions
-    no_stage = "gated_linear is a recurrence without scores of (q, k), so {stage} cannot be added to it"
     tags: ClassVar = {
         **dict.fromkeys(("decay_down", "decay_up"), Circuit("own", follows="qk")),
         **dict.fromkeys(("gain", "gate"), Circuit("own", follows="ov")),

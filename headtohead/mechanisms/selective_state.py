@@ -80,7 +80,6 @@ class SelectiveState(Recurrent):
     name: ClassVar[str] = "selective_state"
     Options: ClassVar[type] = SelectiveStateOptions
     supports: ClassVar[Supports] = Supports(bidirectional=False, alone=NOT_COMPARED)
-    no_stage = "selective_state is a recurrence without scores of (q, k), so {stage} cannot be added to it"
     tags: ClassVar = {
         **dict.fromkeys(("q_conv", "k_conv", "step", "rate"), Circuit("own", follows="qk")),
         **dict.fromkeys(("v_conv", "skip", "gain", "gate"), Circuit("own", follows="ov")),

@@ -370,7 +370,7 @@ def eager_flex(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             return flex_attention(q, *given, **named)
 
     monkeypatch.setattr(kernel, "_fusible", lambda q, learned: not learned)
-    monkeypatch.setattr(kernel, "_compiled", lambda: flex)
+    monkeypatch.setattr(kernel, "compiled_flex", lambda: flex)
     monkeypatch.setattr(kernel, "_taken", {})
     return calls
 
@@ -408,7 +408,7 @@ def test_the_gradients_of_a_population_pass_through_flex_attention(
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return kernel.scored_attend(q, k, v, layer.change, place, place)
 
-    monkeypatch.setattr(kernel, "_compiled", lambda: by_hand)
+    monkeypatch.setattr(kernel, "compiled_flex", lambda: by_hand)
     with stacking():
         found = torch.autograd.grad((torch.vmap(attend)(*rows) * weights).sum(), rows)
     assert list(kernel._taken.values()) == [True]
@@ -420,7 +420,7 @@ def test_the_gradients_of_a_population_pass_through_flex_attention(
 
 @pytest.mark.slow
 def test_compiled_flex_attention_distinguishes_functions_and_options() -> None:
-    place, flex = torch.arange(150), kernel._compiled()
+    place, flex = torch.arange(150), kernel.compiled_flex()
     q, k, v = (drawn(1, 4, 150, 16, seed=seed).float() for seed in (1, 2, 3))
     for arm in ("flex:softcap=0.5", "flex:softcap=2", "flex:alibi", "flex:sliding=20", "flex:softcap=0.5"):
         layer = build(arm, context=150)
@@ -453,7 +453,7 @@ def test_what_flex_attention_cannot_run_is_dense_with_one_warning(
     q, k, v = (drawn(2, 4, 7, 4, seed=seed) for seed in (1, 2, 3))
     wanted = kernel.scored_attend(q, k, v, layer.change, place, place)
     monkeypatch.setattr(kernel, "_taken", {})
-    monkeypatch.setattr(kernel, "_compiled", lambda: fails)
+    monkeypatch.setattr(kernel, "compiled_flex", lambda: fails)
     words = r"cannot run alibi \(embedding dimension must be at least 16\); it runs dense"
     with pytest.warns(RuntimeWarning, match=words):
         found = kernel.scored_attend(q, k, v, layer.change, place, place)

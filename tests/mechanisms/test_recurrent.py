@@ -90,7 +90,7 @@ def test_the_cache_does_not_grow_with_the_context(name: str, keys: int) -> None:
     model = Decoder.on_meta(size, parse_layout(name).layers(1))
     held = {model.cache_bytes(3, capacity, torch.bfloat16) for capacity in (1, 128, 8192)}
     groups = size.heads if name == "gated_delta" else 1
-    state, recent = 4 * size.heads * keys * 16, 2 * 3 * (2 * groups * keys + size.width)
+    state, recent = 4 * size.heads * keys * 16, 2 * 4 * (2 * groups * keys + size.width)
     assert held == {3 * (state + recent)}, (
         "the state stays float32 in a narrow cache, inputs of convolutions do not"
     )

@@ -67,7 +67,7 @@ def scored_attend(
         return weights.to(v.dtype) @ per_query_head(v, q)
 
     def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        flex = _compiled()
+        flex = compiled_flex()
         return scored_flex(q, k, v, change, flex) if _takes(q, k, v, change, flex) else dense(q, k, v)
 
     whole = padding is None and q.shape[-2] == k.shape[-2] > 1
@@ -150,7 +150,8 @@ def _block_mask(change: Change, heads: int, time: int, device: str) -> BlockMask
         return create_block_mask(visible, None, heads, time, time, device=device)
 
 
-def _compiled() -> Any:
+def compiled_flex() -> Any:
+    """Return FlexAttention, compiled once for all score functions."""
     global _compiled_flex
     if _compiled_flex is None:
         limit = max(_GRAPHS, torch._dynamo.config.recompile_limit)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from headtohead.kernels.attention.scored import compiled_flex
 from headtohead.kernels.attention.softmax import per_query_head, view_mask
 from headtohead.kernels.path import eager_cpu, is_plain, is_stacking
 
-_compiled_flex: Any = None
 _causal_blocks: dict[tuple[int, str], BlockMask] = {}
 
 
@@ -25,7 +25,7 @@ def taylor_attend(
     The queries are at the last positions of the keys; `padding` (batch, keys) is true at real tokens.
     """
     if _fused(q, k, causal, padding):
-        return _taylor_flex(q, k, v, _compiled())
+        return _taylor_flex(q, k, v, compiled_flex())
     if causal and padding is None and q.shape[-2] == k.shape[-2] and eager_cpu(q):
         return _Taylor.apply(q, per_query_head(k, q), per_query_head(v, q))
     mask = view_mask(q.shape[-2], k.shape[-2], q.device, causal, padding)
@@ -65,13 +65,6 @@ def _taylor_flex(q: Tensor, k: Tensor, v: Tensor, flex: Any) -> Tensor:
 
 def _not_later(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return query >= key
-
-
-def _compiled() -> Any:
-    global _compiled_flex
-    if _compiled_flex is None:
-        _compiled_flex = torch.compile(flex_attention, dynamic=False)
-    return _compiled_flex
 
 
 class _Taylor(torch.autograd.Function):

@@ -49,7 +49,7 @@ class Projected(Mechanism):
 
     o: nn.Linear
     no_stage: str = ""
-    """Why no stage can be added, if none can; `{stage}` is replaced by its name."""
+    """Why no stage can be added, if none can; `{name}` and `{stage}` are replaced by their names."""
 
     def __init__(
         self, shape: Shape, options: Any, *, kv_heads: int = 0, window: int = 0, strict: bool = False
@@ -73,7 +73,7 @@ class Projected(Mechanism):
     def add_stage(self, stage: Stage) -> None:
         """Add a stage to evolve, or raise an error that gives the reason."""
         if self.no_stage:
-            raise UserError(self.no_stage.format(stage=stage.name))
+            raise UserError(self.no_stage.format(name=self.name, stage=stage.name))
         if stage.one_query_per_key and self.kv_heads != self.heads:
             raise UserError(
                 f"{stage.name} needs one query per key; {self.name} has {self.heads} query and {self.kv_heads} key heads"

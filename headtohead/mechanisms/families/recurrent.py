@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headtohead.kernels import gated_scan, scan_weights
-from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Flops, Frame, Mode, Supports
+from headtohead.mechanisms.contract.base import Draw, Flops, Frame, Mode, Supports
+from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.contract.projected import Projected
+from headtohead.mechanisms.families.convolution import convolve, recent_inputs, without_padding
 
 
 class Inputs(NamedTuple):
@@ -34,6 +36,7 @@ class Recurrent(Projected):
     """A layer with a state (key_dim, dim) per head; `inputs` and `finish` are its own."""
 
     supports: ClassVar[Supports] = Supports(bidirectional=False)
+    no_stage = "{name} is a recurrence without scores of (q, k), so {stage} cannot be added to it"
     signed = True
     key_dim: int
     convolutions: tuple[str, ...] = ()
@@ -64,9 +67,7 @@ class Recurrent(Projected):
         found = []
         for name, part in parts.items():
             if name in self.convolutions:
-                real = real_tokens(frame)
-                convolution = getattr(self, f"{name}_conv")
-                part = convolution(part if real is None else part * real, cache, f"{name}_inputs")
+                part = getattr(self, f"{name}_conv")(without_padding(part, frame), cache, f"{name}_inputs")
             found.append(F.silu(part))
         return found
 
@@ -90,7 +91,7 @@ class Recurrent(Projected):
         recent = []
         for name in self.convolutions:
             channels, taps = getattr(self, f"{name}_conv").weight.shape
-            recent.append(Entry(f"{name}_inputs", (taps - 1, channels), "sequence"))
+            recent.append(recent_inputs(f"{name}_inputs", taps, channels))
         return (state, *recent)
 
     state_flops: ClassVar[float] = 4.0
@@ -103,7 +104,7 @@ class Recurrent(Projected):
 
 
 class ShortConvolution(nn.Module):
-    """A causal convolution over the last tokens, each channel on its own."""
+    """A causal convolution over the last tokens; the last column of its weight is that of the current token."""
 
     def __init__(self, channels: int, taps: int, bias: bool = False) -> None:
         super().__init__()
@@ -112,16 +113,7 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Tensor, cache: Cache | None, entry: str) -> Tensor:
         """Return (batch, time, channels) from the same; the cache's entry has the last inputs before x."""
-        taps, time = self.weight.shape[-1], x.shape[1]
-        if cache is None:
-            seen = F.pad(x, (0, 0, taps - 1, 0))
-        else:
-            seen = torch.cat((cache.tensors[entry].to(x.dtype), x), 1)
-            cache.tensors[entry].copy_(seen[:, time:])
-        weight = self.weight.to(x.dtype)
-        mixed = seen[:, :time] * weight[:, 0]
-        for tap in range(1, taps):
-            mixed = mixed + seen[:, tap : tap + time] * weight[:, tap]
+        mixed = convolve(x, self.weight.flip(-1).mT, cache, entry)
         return mixed if self.bias is None else mixed + self.bias.to(x.dtype)
 
 
