@@ -15,7 +15,7 @@ Arms: selective_state:state=16 selective_state:groups=0
 
 Claims: Mamba-2 matches Mamba and a Transformer++ in scaling on the Pile and is better per unit of compute and time; larger
 states and more heads per group of q and k help recall (multi-query associative recall); the chunked algorithm is 2 to 8 times
-as fast as Mamba's scan. Hybrids with about 10 % attention layers are better than either.
+as fast as Mamba's scan.
 
 Watch: FLOPs and cache do not depend on the context; the cache is the state (float32) and the last inputs of the convolutions.
 Within a chunk, training computes more than its FLOP count. With one group it has fewer parameters than standard, which

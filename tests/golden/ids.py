@@ -1,4 +1,4 @@
-"""Record the run ids and lock keys that planning computes for the studies of `headtohead/studies/`, on stand-in data.
+"""Record the run ids and lock keys that planning computes for the studies of `headtohead/studies/`, on small synthetic data.
 
     python tests/golden/ids.py        # writes tests/golden/ids.json
 
