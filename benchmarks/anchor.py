@@ -27,8 +27,8 @@ from headtohead.common.files import write_json
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
 from headtohead.evaluation.loss import score_split
-from headtohead.mechanisms.contract.base import (Frame)
-from headtohead.mechanisms.contract.cache import (Cache)
+from headtohead.mechanisms.contract.base import Frame
+from headtohead.mechanisms.contract.cache import Cache
 from headtohead.mechanisms.standard import Standard
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout

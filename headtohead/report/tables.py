@@ -86,7 +86,7 @@ def _table(part: _Part, baseline: str) -> _Table:
     margin = f" within ±{first.margin:g}" if first and first.margin else ""
     legend = (
         f"↑ better, ↓ worse, ≈ equivalent{margin}, ○ undecided; paired over n seeds, p after Holm's correction. "
-        f"Costs of {baseline}: cache in bytes per token, forward FLOPs per token, training tokens per second; "
+        f"Costs of {baseline}: cache in bytes per token, forward FLOPs per token, training tokens per second as measured; "
         "of the others: multiples."
     )
     title = f"{part.contest.title}. {headline(part.verdicts)}"
