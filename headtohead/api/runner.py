@@ -40,6 +40,7 @@ from headtohead.study.plan.tuning import (
     tuning_key,
 )
 from headtohead.study.run.admission import check_lines, check_plan
+from headtohead.study.run.cluster.engine import Engine
 from headtohead.study.run.execute import Summary, execute, work_of
 from headtohead.study.run.resume import reset_failed, reuse_notes, unprobed_note, valid_results
 from headtohead.study.store.frozen import changing_lock, read_lock
@@ -62,6 +63,10 @@ class RunSettings:
     quiet: bool = False
     sinks: Sequence[Sink] = ()
     allow_failed_check: bool = False
+    engine: Engine | None = None
+    """Executes the runs on a cluster."""
+    planning: ExecutionSettings | None = None
+    """The settings of this machine if it lacks the device of the cluster's nodes."""
 
 
 class StudyRunner:
@@ -77,6 +82,7 @@ class StudyRunner:
     ) -> None:
         """`settings` are those of the study as given, which study.json and history.jsonl record."""
         self.spec, self.settings, self.store, self.execution, self.how = spec, settings, store, execution, how
+        self.planning = how.planning or execution
         self.display = choose_display(how.quiet)
         self.phases: dict[str, float] = {}
         """Seconds by phase."""
@@ -135,9 +141,9 @@ class StudyRunner:
     def policy(self, prefix: str) -> PopulationPolicy:
         """Return the policy for the contests of the study, or with the prefix `TUNING` for those of its tuning."""
         wanted = self.how.population
-        if wanted is None and prefix and self.execution.device != "cpu" and self._tuned_apart():
+        if wanted is None and prefix and self.planning.device != "cpu" and self._tuned_apart():
             wanted = False
-        return PopulationPolicy(wanted, self.execution, read_lock(self.store.path), prefix)
+        return PopulationPolicy(wanted, self.planning, read_lock(self.store.path), prefix)
 
     def _tuned_apart(self) -> bool:
         """Return whether trials were trained before there was a choice; they continue as separate runs."""
@@ -154,13 +160,13 @@ class StudyRunner:
                 data_dir=self.execution.data_dir or None,
                 rates=rates,
                 progress=progress,
-                step_times=FrozenStepTimes(self.store.path, self.execution, progress=progress),
+                step_times=FrozenStepTimes(self.store.path, self.planning, progress=progress),
                 in_population=self.policy(TUNING if spec.tune is None and self.spec.tune else ""),
             )
             plan, reused = with_stored_programs(plan, self.store)
             checks = check_plan(
                 plan,
-                self.execution,
+                self.planning,
                 allow=self.how.allow_failed_check,
                 apart=self.how.workers > 1,
                 progress=progress,
@@ -241,7 +247,7 @@ class StudyRunner:
             return []
         left = [run for run in plan.runs.values() if not self.store.run(run.id).finished()]
         with progress_bar("forecasting", self.how.quiet):
-            return budget_notices(self.settings, plan, left, self.execution, self.how.workers)
+            return budget_notices(self.settings, plan, left, self.planning, self.how.workers)
 
     def _work_after_tuning(self) -> list[Work]:
         """Return the work of the contests, without those whose lengths are measured first."""
@@ -263,6 +269,8 @@ class StudyRunner:
                 workers=self.how.workers,
                 seconds=seconds,
                 later=later,
+                engine=self.how.engine,
+                planning=self.how.planning,
             )
 
     def report(self, result: StudyResult, summary: Summary) -> StudyResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import time
@@ -11,6 +12,7 @@ from typing import Any, Unpack
 
 import torch
 
+from headtohead.api.cluster import check_place, ray_cluster
 from headtohead.api.result import StudyResult, judge_study
 from headtohead.api.runner import RunSettings, StudyRunner
 from headtohead.common.deprecation import old_names
@@ -83,6 +85,9 @@ class Study:
         track: str | Sink | Sequence[str | Sink] = (),
         extend: bool = False,
         allow_failed_check: bool = False,
+        on: str = "local",
+        cpus_per_run: float | None = None,
+        gpus_per_run: float | None = None,
     ) -> StudyResult:
         """Run everything that has no result yet, then judge and write the report.
 
@@ -94,12 +99,15 @@ class Study:
         `track` is a tracker or the names of trackers (`tensorboard`, `wandb`); a failing tracker never fails a run.
         `extend` continues a study in `out` with other datasets, sizes or rules, which is rejected otherwise.
         `allow_failed_check` trains user code that fails the causality check; its verdict is never `better`.
+        `on="ray"` executes the runs on the Ray cluster at RAY_ADDRESS, or on a Ray started here; `cpus_per_run` (default:
+        `threads`) and `gpus_per_run` (default: 1 on GPUs) are what each run or population gets.
         """
+        check_place(on, workers, cpus_per_run, gpus_per_run)
         store = Store(Path(out) if out is not None else default_folder(self.spec))
         if not extend:
             check_same_study(store.path, self.spec)
         limit = parse_duration(time_limit) if isinstance(time_limit, str) else time_limit
-        chosen = choose_device(device)
+        chosen = choose_device(device) if on == "local" else torch.device("cpu")
         execution = ExecutionSettings(
             device=str(chosen),
             threads=threads,
@@ -118,7 +126,14 @@ class Study:
             sinks=find_sinks(track),
             allow_failed_check=allow_failed_check,
         )
-        return StudyRunner(self.spec, plain(self.values), store, execution, how).run()
+        values = plain(self.values)
+        if on == "local":
+            return StudyRunner(self.spec, values, store, execution, how).run()
+        with ray_cluster(self.spec, execution, device, cpus_per_run, gpus_per_run, quiet) as cluster:
+            how = dataclasses.replace(
+                how, workers=cluster.slots, engine=cluster.engine, planning=cluster.planning
+            )
+            return StudyRunner(self.spec, values, store, cluster.execution, how).run()
 
 
 def processes(device: torch.device, workers: int, threads: int = 1) -> int:

@@ -123,19 +123,26 @@ def prepare(
     """Return the tokenized corpus; made the first time, then found in the cache by its hash."""
     root = cache_dir(cache)
     parse_tokenizer(tokenizer)
+    if data_dir and (folder := Path(data_dir) / prepared_place(name, tokenizer)).is_dir():
+        return _load(folder, name)
     corpus = find_corpus(name, data_dir, root)
     fingerprint = corpus.fingerprint()
     key = digest(f"{FORMAT}/{fingerprint}/{tokenizer}/{_tokenizer_file(tokenizer)}")[:20]
     folder = root / "corpora" / key
     if (folder / "meta.json").is_file():
         try:
-            return _load(folder, corpus)
+            return _load(folder, corpus.name)
         except DamagedFile as error:
             # Shards depend only on the corpus, whose hash names the folder, so it is safe to make them again.
             progress(f"{error}; preparing it again", 0.0)
             _remove(folder)
     _make(corpus, fingerprint, tokenizer, root, folder, progress)
-    return _load(folder, corpus)
+    return _load(folder, corpus.name)
+
+
+def prepared_place(name: str, tokenizer: str) -> str:
+    """Return the path below a data directory at which a corpus may be given in its prepared form."""
+    return f"prepared/{digest(f'{name}/{tokenizer}')[:20]}"
 
 
 def split_note(corpus: Prepared) -> str:
@@ -180,7 +187,7 @@ def tokens_of(
     return Split(np.concatenate(parts), starts, text.bytes, scales)
 
 
-def _load(folder: Path, corpus: Corpus) -> Prepared:
+def _load(folder: Path, name: str) -> Prepared:
     """Return a prepared corpus; raise an error that names a missing or changed shard."""
     try:
         meta = read_json(folder / "meta.json", limit=_MAX_TABLE)
@@ -195,7 +202,7 @@ def _load(folder: Path, corpus: Corpus) -> Prepared:
             split: _load_split(folder / split, meta["dtype"], meta["splits"][split]) for split in SPLITS
         }
         label, fingerprint, notes = meta["label"], meta["fingerprint"], meta["notes"]
-        return Prepared(corpus.name, label, fingerprint, tokenizer, splits, folder, notes)
+        return Prepared(name, label, fingerprint, tokenizer, splits, folder, notes)
     except DamagedFile:
         raise
     except (UnreadableFile, KeyError, TypeError, ValueError, OSError) as error:

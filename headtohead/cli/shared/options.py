@@ -177,6 +177,9 @@ class RunOptions(DeviceOptions):
         compile: torch.compile (default: on GPU for single runs from size 5m)
         population: train the seeds and rates of an arm in one pass (default: on GPU, if faster)
         allow_failed_check: train arms that fail the causality check; never called better
+        on: where runs are executed: this machine, or the Ray cluster at $RAY_ADDRESS
+        cpus_per_run: with --on ray: CPUs of a run (default: --threads)
+        gpus_per_run: with --on ray: GPUs of a run, also a share: 0.5 (default: 1 on GPUs)
         quiet: print no progress
     """
 
@@ -185,6 +188,9 @@ class RunOptions(DeviceOptions):
     compile: Switch = "auto"
     population: Switch = "auto"
     allow_failed_check: bool = False
+    on: Literal["local", "ray"] = "local"
+    cpus_per_run: Annotated[float | None, flag("COUNT")] = None
+    gpus_per_run: Annotated[float | None, flag("COUNT")] = None
     quiet: bool = False
 
     def arguments(self) -> dict[str, Any]:

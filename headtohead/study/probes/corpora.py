@@ -9,8 +9,8 @@ from msgspec import Struct
 from headtohead.common.choices import split_outside
 from headtohead.common.files import digest
 from headtohead.common.progress import part_of
-from headtohead.data.corpora import check_known, find_corpus, stable_name
-from headtohead.data.shards import Split, cache_dir, tokens_of
+from headtohead.data.corpora import check_known, stable_name
+from headtohead.data.shards import Split, prepare, tokens_of
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.evaluation.loss import Score, score_split
 from headtohead.study.probes.base import Found, Probe, Subject
@@ -74,8 +74,8 @@ def _test_split(
     """Return a tokenized test split, the corpus label and a hash of the content; cached for the runs of a process."""
     key = (name, tokenizer.digest, data_dir)
     if key not in _SPLITS:
-        label = find_corpus(name, data_dir or None, cache_dir()).label
         shown = lambda message, share: progress(0.0)  # noqa: E731
+        label = prepare(name, data_dir=data_dir or None, progress=shown).label
         split = tokens_of(name, "test", tokenizer, data_dir=data_dir or None, progress=shown)
         while len(_SPLITS) >= _KEPT:
             del _SPLITS[next(iter(_SPLITS))]

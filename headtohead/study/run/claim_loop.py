@@ -83,7 +83,7 @@ class ClaimLoop:
                     continue
                 if self.ahead is not None:
                     self._compile_next(groups[index + 1 :])
-                state = self._attempt(group)
+                state = self.attempt(group)
                 if state == "held":
                     held.append(group)
                 elif state == "blocked":
@@ -124,7 +124,7 @@ class ClaimLoop:
         trunk = self.store.run(branch.parent.run)
         return trunk.finished() or kept_checkpoint(trunk, branch.parent.step).is_dir()
 
-    def _attempt(self, group: Group) -> str:
+    def attempt(self, group: Group) -> str:
         """Run a group unless it is done or one of its runs is leased; return the resulting state."""
         left = [run for run in group if not is_done(self.store.run(run.id), self._wanted(run))]
         unprobed = [[run] for run in left if self.store.run(run.id).finished()]

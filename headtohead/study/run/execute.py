@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from headtohead.common.errors import UserError
 from headtohead.common.estimate import Work
 from headtohead.common.numbers import short_count
 from headtohead.common.progress import Display
@@ -18,6 +19,9 @@ from headtohead.study.plan.branches import drop_checkpoints
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.plan import Plan
 from headtohead.study.plan.population import group_populations
+from headtohead.study.run.cluster.engine import Engine
+from headtohead.study.run.cluster.executor import ClusterExecutor
+from headtohead.study.run.cluster.shipping import study_inputs
 from headtohead.study.run.events import Event
 from headtohead.study.run.executor import Executor, InProcess, WorkerPool
 from headtohead.study.run.scoring import is_done
@@ -52,9 +56,12 @@ def execute(
     workers: int = 1,
     seconds: float = math.inf,
     later: Sequence[Work] = (),
+    engine: Engine | None = None,
+    planning: ExecutionSettings | None = None,
 ) -> Summary:
     """Execute every run that has no result and take missing probes; stop cleanly on Ctrl-C or after `seconds`.
 
+    `engine` executes them on a cluster; `planning` are then the settings of this machine.
     `later` is work of a later execution, which the estimate of the time left includes.
     """
     probes = plan.spec.probes
@@ -72,11 +79,20 @@ def execute(
     stop = Stop.after(seconds, lambda: summary.stopped)
     portable = all(composed.portable for run in pending for composed in plan.composed(run))
     executor: Executor
-    if workers > 1 and len(pending) > 1 and portable:
+    if engine is not None:
+        if not portable:
+            raise UserError(
+                "an arm is a class that no file contains, which other nodes cannot load: save it in a file"
+            )
+        inputs = study_inputs(plan, pending, execution.data_dir)
+        executor = ClusterExecutor(
+            store, execution, engine, inputs, probes=probes, stop=stop, planning=planning
+        )
+    elif workers > 1 and len(pending) > 1 and portable:
         executor = WorkerPool(store, execution, workers, probes=probes, stop=stop)
     else:
         executor = InProcess(store, execution, plan.layers, probes=probes, stop=stop)
-    passes = [group for group in group_populations(pending, execution) if len(group) > 1]
+    passes = [group for group in group_populations(pending, planning or execution) if len(group) > 1]
     if passes:
         rows = sorted({len(group) for group in passes})
         display.note(

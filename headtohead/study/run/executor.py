@@ -21,17 +21,14 @@ from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.plan import LayerTable
 from headtohead.study.run.claim_loop import ClaimLoop
 from headtohead.study.run.compile_ahead import CompileAhead
+from headtohead.study.run.deaths import MAX_DEATHS, record_death
 from headtohead.study.run.events import Event
 from headtohead.study.run.worker import Order
-from headtohead.study.store.lease import LeaseManager
-from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import Store
 
 Handler = Callable[[Event], None]
 _LOG_BYTES = 2**16
-_DEADLY = 2
-"""A run has failed after its worker has died this many times."""
 
 
 class Executor(Protocol):
@@ -164,18 +161,10 @@ class WorkerPool:
                 continue
             count = self.deaths[worker.run] = self.deaths.get(worker.run, 0) + 1
             say(f"a worker {how}" + (f" (see {worker.log})" if worker.log.is_file() else ""))
-            if worker.run and count == _DEADLY:
-                say(self._record_death(worker, how))
-            if not ending and (worker.run or count < _DEADLY):
+            if worker.run and count == MAX_DEATHS:
+                say(record_death(self.store.run(worker.run), how))
+            if not ending and (worker.run or count < MAX_DEATHS):
                 self.workers.append(self._spawn(worker.index))
-
-    def _record_death(self, worker: _Worker, how: str) -> str:
-        run = self.store.run(worker.run)
-        message = f"its process {how.partition(':')[0]} ({_DEADLY} times)"
-        with LeaseManager().acquire(run.path) as lease:
-            if lease is not None and not run.finished():
-                run.finish(RunResult(status="failed", error=message))
-        return f"run {run.id} is recorded as failed: {message}; run it again with --retry failed"
 
 
 class _Worker:

@@ -12,12 +12,12 @@ from headtohead.common.files import canonical_json
 from headtohead.mechanisms.contract.terms import source_digests
 from headtohead.study.store.run_spec import RunSpec
 
-_FILE = re.compile(r"([^\s*+()=]+\.py):[A-Za-z_]\w*")
+FILE = re.compile(r"([^\s*+()=]+\.py):[A-Za-z_]\w*")
 
 
 def user_files(spec: RunSpec) -> list[str]:
     """Return the mechanism files that a run names."""
-    return list(dict.fromkeys(path for text in spec.layers for path in _FILE.findall(text)))
+    return list(dict.fromkeys(path for text in spec.layers for path in FILE.findall(text)))
 
 
 def sources_of(spec: RunSpec) -> set[str]:

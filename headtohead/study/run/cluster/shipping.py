@@ -1,0 +1,224 @@
+"""Files that travel from the driver to the nodes: what a study's runs read, and the state of runs that continue.
+
+Every file is known by its sha256. A node uses its own file at the same path if the content is equal, then its cache,
+and asks the driver only for what it lacks, so a file travels to a node once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from filelock import FileLock
+
+from headtohead.common.errors import UnreadableFile, UserError
+from headtohead.common.files import canonical_json, digest, digest_file, replacing
+from headtohead.data.locate import cache_dir, data_folder
+from headtohead.data.shards import Prepared, prepare, prepared_place
+from headtohead.data.tasks.registry import task_files, task_kind
+from headtohead.data.tasks.synthetic import SYNTHETIC
+from headtohead.study.plan.dataset import data_of
+from headtohead.study.plan.plan import Plan
+from headtohead.study.probes import PROBES
+from headtohead.study.run.cluster.messages import ShippedFile
+from headtohead.study.run.cluster.run_files import units_of
+from headtohead.study.store.programs import FILE, user_files
+from headtohead.study.store.run_spec import RunSpec
+from headtohead.study.store.run_store import RunDirectory, Store
+
+DATA = "data"
+"""The data directory among the places of inputs."""
+Fetch = Callable[[str, Path], None]
+"""Writes the content with a sha256, from the driver, to a path."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The files that the runs of a study read, and where specs name them."""
+
+    files: tuple[ShippedFile, ...]
+    moved: dict[str, str]
+
+
+def study_inputs(plan: Plan, runs: Sequence[RunSpec], data_dir: str) -> Inputs:
+    """Return the files that runs of a plan read: prepared corpora, tasks, tokenizers, mechanisms, initial weights."""
+    files: dict[str, ShippedFile] = {}
+    moved: dict[str, str] = {}
+
+    def add(place: str, path: Path) -> None:
+        files[place] = shipped_file(place, path)
+
+    def add_corpus(corpus: Prepared, name: str, tokenizer: str) -> None:
+        for path in sorted(corpus.folder.iterdir()):
+            if path.is_file() and not path.name.startswith("."):
+                add(f"{DATA}/{prepared_place(name, tokenizer)}/{path.name}", path)
+
+    def add_task(name: str) -> None:
+        for path in task_files(name, data_dir or None).values():
+            with suppress(ValueError):  # files of older versions lie in the cache; such a task is read there
+                add(f"{DATA}/{path.relative_to(data_folder(data_dir or None)).as_posix()}", path)
+
+    for run in {(run.corpus.name, run.corpus.tokenizer): run for run in runs}.values():
+        data = data_of(plan.dataset(run))
+        if isinstance(data, Prepared):
+            add_corpus(data, run.corpus.name, run.corpus.tokenizer)
+            continue
+        if run.corpus.name.partition(":")[0] not in SYNTHETIC:
+            add_task(run.corpus.name)
+        if run.corpus.tokenizer.startswith("file:"):
+            given = run.corpus.tokenizer.removeprefix("file:")
+            moved[given] = f"tokenizers/{digest_file(Path(given), links=True)[:16]}.json"
+            add(moved[given], Path(given))
+    for probe in plan.spec.probes:
+        name, _, argument = probe.partition(":")
+        needs = PROBES[name].needs
+        for source in needs(argument) if needs else ():
+            if task_kind(source) is not None:
+                add_task(source)
+            else:
+                add_corpus(prepare(source, data_dir=data_dir or None), source, "bytes")
+    for given in {path for run in runs for path in user_files(run)}:
+        path = Path(given).expanduser().resolve()
+        moved[given] = f"mechanisms/{digest_file(path, links=True)[:16]}/{path.name}"
+        add(moved[given], path)
+    for folder in {run.start_path: run.start for run in runs if run.start}:
+        start = RunDirectory(Path(folder))
+        moved[folder] = f"starts/{start.id}"
+        for name in ("spec.json", "checkpoint/final.safetensors", "checkpoint/final.sha256"):
+            if (start.path / name).is_file():
+                add(f"{moved[folder]}/{name}", start.path / name)
+    return Inputs(tuple(files[place] for place in sorted(files)), moved)
+
+
+def run_state(store: Store, group: Sequence[RunSpec]) -> tuple[ShippedFile, ...]:
+    """Return the files of unfinished runs, and those of the trunks that their branches start from."""
+    found: list[ShippedFile] = []
+
+    def add(run: RunDirectory, names: Iterable[str]) -> None:
+        for name in names:
+            path = run.path / name
+            for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+                place = f"runs/{run.id}/{file.relative_to(run.path).as_posix()}"
+                found.append(shipped_file(place, file, keep=False))
+
+    trunks = {run.parent.run: run.parent.step for run in group if run.parent}
+    for run in group:
+        add(store.run(run.id), units_of(store.run(run.id).path))
+    for trunk, step in trunks.items():
+        wanted = ("metrics.jsonl", "environment.json", f"branches/step-{step:010d}")
+        folder = store.run(trunk)
+        add(folder, [name for name in units_of(folder.path) if name in wanted])
+    return tuple(found)
+
+
+def shipped_file(place: str, path: Path, keep: bool = True) -> ShippedFile:
+    """Return a file of the driver as it is announced to the nodes."""
+    path = path.resolve()
+    facts = path.stat()
+    sha256 = _digest(path, facts.st_mtime_ns, facts.st_size) if keep else digest_file(path)
+    return ShippedFile(place, str(path), sha256, facts.st_size)
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: Path, changed: int, size: int) -> str:
+    return digest_file(path)
+
+
+def unpack_inputs(files: Sequence[ShippedFile], fetch: Fetch) -> Path:
+    """Return a directory of this node with the given files; made once, by one process at a time."""
+    root = cache_dir() / "cluster"
+    folder = root / "inputs" / digest(canonical_json([[file.place, file.sha256] for file in files]))[:20]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if (folder / ".complete").is_file():
+            return folder
+        for file in files:
+            _place(_kept(root / "files", file, fetch), folder / file.place)
+        (folder / ".complete").touch()
+    return folder
+
+
+def _kept(cache: Path, file: ShippedFile, fetch: Fetch) -> Path:
+    """Return a file of this node with the given content: the driver's own path, or one in the cache."""
+    given, path = Path(file.path), cache / file.sha256
+    if same_content(given, file):
+        return given
+    cache.mkdir(exist_ok=True)
+    with FileLock(cache / f"{file.sha256}.lock"):
+        if not same_content(path, file):
+            fetch(file.sha256, path)
+            if not same_content(path, file):
+                path.unlink(missing_ok=True)
+                raise UserError(f"{file.path} changed on the driver while it was sent")
+    return path
+
+
+def same_content(path: Path, file: ShippedFile) -> bool:
+    """Return whether a file of this node has the announced content."""
+    try:
+        return path.stat().st_size == file.size and digest_file(path) == file.sha256
+    except (OSError, UnreadableFile):
+        return False
+
+
+def _place(source: Path, target: Path) -> None:
+    """Link a file of the cache, which never changes; copy any other file, and across file systems."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    if source.is_relative_to(cache_dir().resolve()):
+        with suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
+
+
+def unpack_state(files: Sequence[ShippedFile], folder: Path, fetch: Fetch) -> None:
+    """Write the files of runs below `folder`."""
+    for file in files:
+        target = folder / file.place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if same_content(Path(file.path), file):
+            shutil.copyfile(file.path, target)
+        else:
+            fetch(file.sha256, target)
+        if not same_content(target, file):
+            raise UserError(f"{file.path} changed on the driver while it was sent")
+
+
+def localized(spec: RunSpec, moved: dict[str, str], folder: Path) -> RunSpec:
+    """Return a run with the paths of this node in place of the driver's."""
+
+    def here(path: str) -> str:
+        return str(folder / moved[path]) if path in moved else path
+
+    layers = tuple(
+        FILE.sub(lambda found: found[0].replace(found[1], here(found[1]), 1), text) for text in spec.layers
+    )
+    tokenizer = spec.corpus.tokenizer
+    if tokenizer.startswith("file:"):
+        tokenizer = f"file:{here(tokenizer.removeprefix('file:'))}"
+    corpus = dataclasses.replace(spec.corpus, tokenizer=tokenizer)
+    changed = dataclasses.replace(spec, layers=layers, corpus=corpus, start_path=here(spec.start_path))
+    changed.__dict__["identity"] = spec.identity
+    return changed
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write the content of a fetched file."""
+    with replacing(path) as stream:
+        for chunk in chunks:
+            stream.write(chunk)
+
+
+def remove_abandoned(root: Path, prefix: str) -> None:
+    """Delete the directories PREFIX-PID-... of processes that were killed."""
+    for path in root.glob(f"{prefix}-*"):
+        pid = path.name.removeprefix(f"{prefix}-").partition("-")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and time.time() - path.stat().st_mtime > 1:
+            shutil.rmtree(path, ignore_errors=True)
