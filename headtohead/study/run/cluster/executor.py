@@ -8,7 +8,9 @@ was lost, and up to twice if its process died.
 
 from __future__ import annotations
 
+import math
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -32,6 +34,10 @@ from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import Store
 
 _POLL_SECONDS = 0.25
+_EXIT_SECONDS = 120.0
+"""How long tasks that were asked to stop may take to save their work."""
+_PATIENCE_SECONDS = 10.0
+"""After this time without a node for the queued tasks, the driver says so."""
 _TASKS_PER_POST = 50
 """Tasks that post once a second; more of them post less often, so that the driver's work stays the same."""
 
@@ -84,6 +90,12 @@ class ClusterExecutor:
         self._blocked = False
         """Whether the store cannot be written."""
         self._offers: dict[str, Any] = {}
+        """New offers, by sha256."""
+        self._offered: set[str] = set()
+        self._asked = 0.0
+        """When the tasks were asked to stop."""
+        self._alone = 0.0
+        """Since when no node is left."""
 
     def submit(self, runs: Sequence[RunSpec]) -> None:
         """Take runs to execute."""
@@ -103,6 +115,9 @@ class ClusterExecutor:
                     if self._ending():
                         waiting = []
                         self._cancel_queued()
+                        if self._overdue(say):
+                            return
+                    self._report_missing_nodes(say)
                     waiting = self._start(waiting, handle)
                     if not self.tasks and not waiting:
                         return
@@ -143,6 +158,28 @@ class ClusterExecutor:
         message = f"cannot write to {error.filename or self.store.path}: {error.strerror}"
         handle(Event("deferred", run, message=message))
         self._blocked = True
+
+    def _overdue(self, say: Callable[[str], None]) -> bool:
+        """Return whether tasks that were asked to stop have not done so for a long time; they are ended then."""
+        self._asked = self._asked or time.monotonic()
+        if time.monotonic() - self._asked < _EXIT_SECONDS:
+            return False
+        hosts = sorted({task.host for task in self.tasks.values()})
+        say(
+            f"{len(self.tasks)} tasks on {', '.join(hosts)} did not stop within {_EXIT_SECONDS:g} s and are ended"
+        )
+        return True
+
+    def _report_missing_nodes(self, say: Callable[[str], None]) -> None:
+        """Say that no node is left for the queued tasks, once."""
+        idle = self.tasks and not any(task.host for task in self.tasks.values())
+        if not idle or any(node.slots(self.engine.needed) for node in self.engine.nodes()):
+            self._alone = 0.0
+            return
+        self._alone = self._alone or time.monotonic()
+        if time.monotonic() - self._alone > _PATIENCE_SECONDS:
+            self._alone = math.inf
+            say(f"no node with {self.engine.needed} is left; waiting for one to join the cluster")
 
     def _cancel_queued(self) -> None:
         for name, task in self.tasks.items():
@@ -227,8 +264,13 @@ class ClusterExecutor:
             stopping |= {name for name, task in self.tasks.items() if not task.host}
         left = self.limit.seconds_left
         every = max(1.0, len(names) / _TASKS_PER_POST)
+        # State is not wanted again once its task has ended; an offer of it would keep a checkpoint in memory.
+        inputs = {file.sha256 for file in self.inputs.files}
+        needed = inputs | {sha256 for task in self.tasks.values() for sha256 in task.files}
+        withdrawn = frozenset(self._offered - needed)
+        self._offered -= withdrawn
         offers, self._offers = self._offers, {}
-        told = Instructions(stopping, None if left == float("inf") else left, every, offers)
+        told = Instructions(stopping, None if left == math.inf else left, every, offers, withdrawn)
         return self.engine.exchange(told)
 
     def _receive(self, post: Post, handle: Callable[[Event], None]) -> None:
@@ -238,7 +280,8 @@ class ClusterExecutor:
         if post.host:
             task.host, self._begun = post.host, True
         for sha256 in post.wanted:
-            if sha256 in task.files:
+            if sha256 in task.files and sha256 not in self._offered:
+                self._offered.add(sha256)
                 self._offers[sha256] = self.engine.offer(Path(task.files[sha256].path))
         known = {run.id for run in task.group}
         for changes in post.changes:
@@ -282,6 +325,12 @@ class ClusterExecutor:
             return []
         if end.unshared:
             self.shared = False
+        elif end.how in ("returned", "cancelled"):
+            left = [run for run in group if not is_done(self.store.run(run.id), self._wanted(run))]
+            if left and end.how == "returned":
+                say(f"{_names(left)}: the task on {task.host} ended without a result")
+            self.abandoned |= {run.id for run in left}
+            return []
         if end.how == "node lost":
             say(f"node {task.host or 'unknown'} was lost; {_names(group)} will continue elsewhere")
             self._release(task)

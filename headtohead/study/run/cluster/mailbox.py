@@ -37,5 +37,7 @@ class Mailbox:
         with self._lock:
             self._instructions = instructions
             self._offers |= instructions.offers
+            for key in instructions.withdrawn:
+                self._offers.pop(key, None)
             posts, self._posts, self._bytes = self._posts, [], 0
             return posts

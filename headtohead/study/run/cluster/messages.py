@@ -143,6 +143,8 @@ class Instructions(Struct, frozen=True):
     every: float = 1.0
     offers: dict[str, Any] = {}
     """New offers."""
+    withdrawn: frozenset[str] = frozenset()
+    """Offers that nobody needs any more."""
 
 
 class TaskEnd(Struct, frozen=True):

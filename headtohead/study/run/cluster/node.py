@@ -37,6 +37,7 @@ from headtohead.study.run.cluster.run_files import SentFiles
 from headtohead.study.run.cluster.shipping import (
     DATA,
     localized,
+    may_share,
     remove_abandoned,
     unpack_inputs,
     unpack_state,
@@ -72,7 +73,7 @@ def node_facts(store: str, nonce: str, on_gpu: bool) -> NodeFacts:
 
 
 def _sees(store: str, nonce: str) -> bool:
-    return (Path(store) / nonce).is_file()
+    return may_share() and bool(nonce) and (Path(store) / nonce).is_file()
 
 
 def run_task(order: Order, link: Link) -> TaskEnd:
@@ -113,6 +114,7 @@ def _store(order: Order, reporter: Reporter) -> Iterator[Store]:
             yield store
         finally:
             reporter.flush()
+            reporter.watch([])  # the directory is deleted next
 
 
 def _execute(order: Order, store: Store, inputs: Path | None, reporter: Reporter) -> None:
@@ -173,7 +175,8 @@ class Reporter:
 
     def watch(self, files: list[SentFiles]) -> None:
         """Send the changes of these run directories from now on."""
-        self._files = files
+        with self._sending:
+            self._files = files
 
     def stopped(self) -> bool:
         """Return whether the driver asked to stop, or is gone."""
@@ -184,14 +187,17 @@ class Reporter:
         while not self.send():
             time.sleep(0.2)
 
-    def fetch(self, sha256: str, path: Path) -> None:
-        """Ask the driver for a file and write it to `path`."""
-        while not self.stopped():
-            reply = self._post(Post(self.task, wanted=[sha256]))
-            if sha256 in reply.offers:
-                write_chunks(path, self.link.fetch(reply.offers[sha256]))
-                return
-            time.sleep(0.2)
+    def fetch(self, wanted: dict[str, Path]) -> None:
+        """Ask the driver for files by their sha256 and write them to these paths."""
+        left = dict(wanted)
+        while left and not self.stopped():
+            offers = self._post(Post(self.task, wanted=list(left))).offers
+            for sha256, offer in offers.items():
+                write_chunks(left.pop(sha256), self.link.fetch(offer))
+            if not offers:
+                time.sleep(0.1)
+        if not left:
+            return
         raise UserError("the study was stopped before all its files had arrived")
 
     def send(self, empty: bool = False) -> bool:

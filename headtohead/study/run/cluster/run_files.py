@@ -23,6 +23,7 @@ _KNOWN = re.compile(
     r"|probes/[\w.-]+\.json|checkpoint/(step-\d{10}|final\.(safetensors|sha256))|branches/step-\d{10})"
 )
 """The units of a run directory that are copied: all but spec.json, which the driver wrote, and the lock."""
+_CHECKPOINT = re.compile(r"(checkpoint|branches)/step-\d{10}")
 _FILE = re.compile(r"[\w-][\w.-]*")
 _MAX_BYTES = 2**40
 Signature = tuple[int, int, int]
@@ -86,20 +87,17 @@ class SentFiles:
 
 def apply_changes(run: RunDirectory, changes: Changes) -> None:
     """Write the changed units of a run to its directory in the store, each atomically."""
-    for name in [*(unit.name for unit in changes.units), *changes.removed]:
-        if not _KNOWN.fullmatch(name):
-            raise UserError(f"'{name[:80]}' is not a file of a run")
+    for unit in changes.units:
+        if not _KNOWN.fullmatch(unit.name):
+            raise UserError(f"'{unit.name[:80]}' is not a file of a run")
     last = [unit for unit in changes.units if unit.name == "result.json"]
     for unit in sorted(
         (unit for unit in changes.units if unit not in last), key=lambda unit: _order(unit.name)
     ):
         _write(run.path / unit.name, unit)
     for name in changes.removed:
-        path = run.path / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        if _CHECKPOINT.fullmatch(name):  # nothing else is deleted in a run
+            shutil.rmtree(run.path / name, ignore_errors=True)
     for unit in last:
         _write(run.path / unit.name, unit)
 

@@ -34,8 +34,8 @@ from headtohead.study.store.run_store import RunDirectory, Store
 
 DATA = "data"
 """The data directory among the places of inputs."""
-Fetch = Callable[[str, Path], None]
-"""Writes the content with a sha256, from the driver, to a path."""
+Fetch = Callable[[dict[str, Path]], None]
+"""Writes the contents with these sha256, from the driver, to these paths."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,41 +130,53 @@ def _digest(path: Path, changed: int, size: int) -> str:
     return digest_file(path)
 
 
+def may_share() -> bool:
+    """Return whether this node may use files of the driver that it sees at the same path.
+
+    H2H_SHARED=off on a node prevents that, for mounts that cannot rename or create files atomically.
+    """
+    return os.environ.get("H2H_SHARED", "on") != "off"
+
+
 def unpack_inputs(files: Sequence[ShippedFile], fetch: Fetch) -> Path:
     """Return a directory of this node with the given files; made once, by one process at a time."""
     root = cache_dir() / "cluster"
     folder = root / "inputs" / digest(canonical_json([[file.place, file.sha256] for file in files]))[:20]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_suffix(".lock")):
+    kept = root / "files"
+    for path in (folder.parent, kept):
+        path.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / "lock"):
         if (folder / ".complete").is_file():
             return folder
+        found = {file.sha256: path for file in files for path in _candidates(file, kept) if _same(path, file)}
+        lacking = {file.sha256: kept / file.sha256 for file in files if file.sha256 not in found}
+        if lacking:
+            fetch(lacking)
         for file in files:
-            _place(_kept(root / "files", file, fetch), folder / file.place)
+            source = found.get(file.sha256, kept / file.sha256)
+            _place(source, folder / file.place)
+            _check(folder / file.place, file)
         (folder / ".complete").touch()
     return folder
 
 
-def _kept(cache: Path, file: ShippedFile, fetch: Fetch) -> Path:
-    """Return a file of this node with the given content: the driver's own path, or one in the cache."""
-    given, path = Path(file.path), cache / file.sha256
-    if same_content(given, file):
-        return given
-    cache.mkdir(exist_ok=True)
-    with FileLock(cache / f"{file.sha256}.lock"):
-        if not same_content(path, file):
-            fetch(file.sha256, path)
-            if not same_content(path, file):
-                path.unlink(missing_ok=True)
-                raise UserError(f"{file.path} changed on the driver while it was sent")
-    return path
+def _candidates(file: ShippedFile, kept: Path) -> list[Path]:
+    """Return where this node may have a file: at the driver's path, or in its cache."""
+    return [*([Path(file.path)] if may_share() else []), kept / file.sha256]
 
 
-def same_content(path: Path, file: ShippedFile) -> bool:
+def _same(path: Path, file: ShippedFile) -> bool:
     """Return whether a file of this node has the announced content."""
     try:
         return path.stat().st_size == file.size and digest_file(path) == file.sha256
     except (OSError, UnreadableFile):
         return False
+
+
+def _check(path: Path, file: ShippedFile) -> None:
+    if not _same(path, file):
+        path.unlink(missing_ok=True)
+        raise UserError(f"{file.path} changed on the driver while it was sent; start the study again")
 
 
 def _place(source: Path, target: Path) -> None:
@@ -180,15 +192,20 @@ def _place(source: Path, target: Path) -> None:
 
 def unpack_state(files: Sequence[ShippedFile], folder: Path, fetch: Fetch) -> None:
     """Write the files of runs below `folder`."""
+    lacking = {}
     for file in files:
         target = folder / file.place
         target.parent.mkdir(parents=True, exist_ok=True)
-        if same_content(Path(file.path), file):
+        if may_share() and _same(Path(file.path), file):
             shutil.copyfile(file.path, target)
         else:
-            fetch(file.sha256, target)
-        if not same_content(target, file):
-            raise UserError(f"{file.path} changed on the driver while it was sent")
+            lacking[file.sha256] = target
+    if lacking:
+        fetch(lacking)
+    for file in files:
+        if not (folder / file.place).is_file():  # another one has the same content
+            shutil.copyfile(lacking[file.sha256], folder / file.place)
+        _check(folder / file.place, file)
 
 
 def localized(spec: RunSpec, moved: dict[str, str], folder: Path) -> RunSpec:

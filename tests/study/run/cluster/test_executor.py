@@ -1,0 +1,299 @@
+"""The executor of a cluster, with an engine that needs none: results, faults, stops and bad clusters."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headtohead import Study
+from headtohead.api.result import StudyResult
+from headtohead.api.runner import RunSettings, StudyRunner
+from headtohead.api.study import plain
+from headtohead.common.errors import UserError
+from headtohead.study.plan.execution import ExecutionSettings
+from headtohead.study.run.cluster import run_files
+from headtohead.study.run.cluster.engine import Node, Resources, check_nodes
+from headtohead.study.run.cluster.messages import NodeFacts, Order, Post, TaskEnd, Versions
+from headtohead.study.run.cluster.node import Link, Reporter, run_task
+from headtohead.study.run.events import Event
+from headtohead.study.store.run_store import Store
+from tests.study.run.cluster.fake_engine import FakeEngine, other_versions
+
+SMALL = {"arms": ["standard", "sharing:tie=kv"], "batch": 256, "tokens": 1280, "seeds": 1, "lr": 5e-3}
+MECHANISM = """
+from torch import nn
+
+class Mine(nn.Module):
+    def __init__(self, shape, options):
+        super().__init__()
+        self.v = nn.Linear(shape.width, shape.width)
+
+    def forward(self, x, frame):
+        return self.v(x)
+"""
+
+
+def study(story: Path, **values: Any) -> Study:
+    return Study(**(SMALL | {"corpus": f"file:{story}"} | values))
+
+
+def race(chosen: Study, out: Path, engine: FakeEngine, seconds: float = math.inf) -> StudyResult:
+    how = RunSettings(deadline=time.monotonic() + seconds, quiet=True, engine=engine)
+    execution = ExecutionSettings(save_every=0.0)
+    try:
+        return StudyRunner(chosen.spec, plain(chosen.values), Store(out), execution, how).run()
+    finally:
+        engine.close()
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """Return the result and the weights of every run, bit for bit."""
+    return {
+        f"{run.id}/{name}": (run.path / name).read_bytes()
+        for run in Store(folder).runs()
+        for name in ("result.json", "checkpoint/final.safetensors")
+    }
+
+
+@pytest.fixture(scope="module")
+def local(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study that ran on this machine."""
+    folder = tmp_path_factory.mktemp("local")
+    assert not study(story).run(folder, workers=1, quiet=True).summary.left
+    return folder
+
+
+@pytest.fixture
+def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that sees nothing of the driver's file system."""
+    monkeypatch.setenv("H2H_SHARED", "off")
+
+
+def test_tasks_in_a_shared_store_give_the_results_of_one_machine(
+    story: Path, tmp_path: Path, local: Path
+) -> None:
+    engine = FakeEngine()
+    done = race(study(story), tmp_path, engine)
+    assert (done.summary.done, done.summary.left) == (2, 0)
+    assert results(tmp_path) == results(local)
+    assert all(order.shared for order in engine.orders)
+    assert not engine.offered
+    assert not [*tmp_path.glob(".shared-*"), *tmp_path.glob("runs/*/lock")]
+
+
+@pytest.mark.usefixtures("unshared")
+def test_tasks_that_share_nothing_send_everything_to_the_driver(
+    story: Path, tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("H2H_CACHE", str(tmp_path / "cache"))
+    engine = FakeEngine()
+    done = race(study(story, probes=["positions"]), tmp_path / "out", engine)
+    assert (done.summary.done, done.summary.left) == (2, 0)
+    assert not any(order.shared for order in engine.orders)
+    for run in Store(local).runs():
+        copy = Store(tmp_path / "out").run(run.id)
+        for name in ("result.json", "checkpoint/final.safetensors"):
+            assert (copy.path / name).read_bytes() == (run.path / name).read_bytes()
+        assert copy.result() is not None
+        assert copy.probe("positions") is not None
+        assert copy.costs().tokens_per_second
+        assert len(copy.logged_rows()) == len(run.logged_rows())
+        assert [path.name for path in copy.checkpoints.iterdir()] == [
+            path.name for path in run.checkpoints.iterdir()
+        ]
+    # The shards of the corpus travelled once, for both tasks.
+    assert sorted(engine.offered) == sorted(set(engine.offered))
+    assert "train.bin" in engine.offered
+    assert not [*tmp_path.glob("out/.shared-*"), *tmp_path.glob("out/runs/*/lock")]
+
+
+@pytest.mark.usefixtures("unshared")
+def test_a_run_of_a_lost_node_continues_from_its_newest_checkpoint(
+    story: Path, tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def eager(self: Reporter, event: Event) -> None:
+        emit(self, event)
+        self.send()  # every step is saved and posted
+
+    def fault(post: Post, number: int) -> str:
+        saved.extend(unit.name for one in post.changes for unit in one.units if "/step-" in unit.name)
+        return "node lost" if number == 1 and len(saved) > 2 else ""
+
+    saved: list[str] = []
+    emit = Reporter.emit
+    monkeypatch.setattr(Reporter, "emit", eager)
+    engine = FakeEngine(fault)
+    summary = race(study(story), tmp_path, engine).summary
+    assert not summary.left
+    assert "was lost; standard, seed 1 will continue elsewhere" in summary.trouble[0]
+    assert results(tmp_path) == results(local)
+    again = engine.orders[-1]
+    assert any("/checkpoint/step-0000000002/" in file.place for file in again.state)
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+@pytest.mark.usefixtures("unshared")
+def test_a_run_whose_process_dies_twice_has_failed(
+    story: Path, tmp_path: Path, local: Path, deaths: int
+) -> None:
+    def fault(post: Post, number: int) -> str:
+        first = engine.orders[number - 1].runs[0]["label"]
+        if first == "standard" and any(event.kind == "ended" for event in post.events):
+            died.append(number)
+        return "process died" if number in died[:deaths] else ""
+
+    died: list[int] = []
+    engine = FakeEngine(fault)
+    done = race(study(story), tmp_path, engine)
+    assert not done.summary.left
+    states = {run.spec().label: run.state() for run in Store(tmp_path).runs()}
+    assert states == {"standard": "failed" if deaths == 2 else "done", "(Q, K=V)": "done"}
+    if deaths == 1:
+        assert results(tmp_path) == results(local)
+
+
+@pytest.mark.usefixtures("unshared")
+def test_mechanism_files_travel_and_keep_their_identity(story: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MECHANISM)
+    chosen = study(story, arms=["standard", f"{file}:Mine"])
+    chosen.run(tmp_path / "local", workers=1, quiet=True)
+
+    def hiding(order: Order, link: Link) -> TaskEnd:
+        hidden = file.rename(tmp_path / "hidden.py")
+        try:
+            return run_task(order, link)
+        finally:
+            hidden.rename(file)
+
+    engine = FakeEngine(task=hiding)
+    hiding_offers = engine.offer
+    engine.offer = lambda path: hiding_offers(path if path.exists() else tmp_path / "hidden.py")  # type: ignore[method-assign]
+    assert not race(chosen, tmp_path / "out", engine).summary.left
+    assert results(tmp_path / "out") == results(tmp_path / "local")
+    specs = {(run.path / "spec.json").read_text() for run in Store(tmp_path / "out").runs()}
+    assert specs == {(run.path / "spec.json").read_text() for run in Store(tmp_path / "local").runs()}
+
+
+@pytest.mark.usefixtures("unshared")
+def test_branches_start_from_the_checkpoints_that_their_trunk_sent(story: Path, tmp_path: Path) -> None:
+    chosen = study(story, arms=["standard"], tokens=2560, branches=[1280, 2560], schedule="wsd")
+    chosen.run(tmp_path / "local", workers=1, quiet=True)
+    engine = FakeEngine()
+    assert not race(chosen, tmp_path / "out", engine).summary.left
+    assert results(tmp_path / "out") == results(tmp_path / "local")
+    branches = [order for order in engine.orders if order.runs[0].get("parent")]
+    assert len(branches) == 2
+    assert all(any("/branches/step-" in file.place for file in order.state) for order in branches)
+    assert not [*(tmp_path / "out").glob("runs/*/branches")]
+
+
+def test_rows_of_a_population_are_one_task(story: Path, tmp_path: Path) -> None:
+    chosen = study(story, arms=["standard"], seeds=2)
+    engine = FakeEngine()
+    how = RunSettings(quiet=True, engine=engine, population=True)
+    runner = StudyRunner(chosen.spec, plain(chosen.values), Store(tmp_path), ExecutionSettings(), how)
+    assert not runner.run().summary.left
+    assert [len(order.runs) for order in engine.orders] == [2]
+
+
+def test_a_time_limit_ends_the_study_and_the_next_start_finishes_it(
+    story: Path, tmp_path: Path, local: Path
+) -> None:
+    engine = FakeEngine()
+    stopped = race(study(story), tmp_path, engine, seconds=0.0).summary
+    assert stopped.stopped
+    assert stopped.left
+    assert len([*Store(tmp_path).runs()[0].path.glob("checkpoint/step-*")]) or stopped.left < 2
+    assert not race(study(story), tmp_path, FakeEngine()).summary.left
+    assert results(tmp_path) == results(local)
+
+
+def test_a_node_that_joins_without_the_file_system_gets_copies(
+    story: Path, tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def joining(order: Order, link: Link) -> TaskEnd:
+        monkeypatch.setenv("H2H_SHARED", "off")
+        return run_task(order, link)
+
+    engine = FakeEngine(task=joining)
+    assert not race(study(story), tmp_path, engine).summary.left
+    assert [order.shared for order in engine.orders] == [True, True, False, False]
+    assert results(tmp_path) == results(local)
+
+
+def test_a_node_with_other_versions_that_joins_later_does_nothing(story: Path, tmp_path: Path) -> None:
+    here = Versions.here()
+
+    def joining(order: Order, link: Link) -> TaskEnd:
+        other = Versions(here.headtohead, here.commit, here.torch, here.numerics + 1)
+        changed = Order(
+            **{name: getattr(order, name) for name in order.__struct_fields__} | {"versions": other}
+        )
+        return run_task(changed, link)
+
+    summary = race(study(story), tmp_path, FakeEngine(task=joining)).summary
+    assert summary.left == 2
+    assert "numerics" in summary.trouble[0]
+
+
+@pytest.mark.usefixtures("unshared")
+def test_a_store_that_cannot_be_written_ends_the_study(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, unit: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(run_files, "_write", full)
+    summary = race(study(story), tmp_path, FakeEngine()).summary
+    assert summary.left == 2
+    assert "No space left on device" in summary.trouble[0]
+
+
+def test_nodes_are_checked_before_anything_is_planned() -> None:
+    engine = FakeEngine(facts=other_versions)
+    with pytest.raises(UserError, match=r"node far has torch 1\.0 instead of .*: install the same versions"):
+        check_nodes(engine, timed=False)
+    engine = FakeEngine(facts=lambda store, nonce: "node far does not have headtohead")
+    with pytest.raises(UserError, match="does not have headtohead"):
+        check_nodes(engine, timed=False)
+
+
+def test_a_request_that_no_node_can_satisfy_is_rejected() -> None:
+    engine = FakeEngine()
+    engine.needed = Resources(1.0, 2.0)
+    with pytest.raises(UserError, match=r"no node of the cluster has 1 CPU and 2 GPUs .* 1 CPUs and 0 GPUs"):
+        check_nodes(engine, timed=False)
+
+
+def test_timed_studies_need_whole_devices_of_one_type() -> None:
+    engine = FakeEngine()
+    engine.needed = Resources(0.5)
+    with pytest.raises(UserError, match=r"length=time needs whole devices, and a run would have 0\.5 CPU"):
+        check_nodes(engine, timed=True)
+    devices = iter(["fast", "slow"])
+    facts = lambda store, nonce: NodeFacts("far", Versions.here(), next(devices), True)  # noqa: E731
+    engine = FakeEngine(facts=facts)
+    engine.nodes = lambda: [Node("a", "a", 1.0, 0.0), Node("b", "b", 1.0, 0.0)]  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="devices of one type, and the nodes have fast, slow"):
+        check_nodes(engine, timed=True)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "message"),
+    [(1.5, 0.0, "cpus_per_run=1.5"), (1.0, -1.0, "gpus_per_run=-1"), (0.0, 0.0, "needs a share")],
+)
+def test_impossible_resources_are_named(cpus: float, gpus: float, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Resources(cpus, gpus)
+
+
+def test_a_class_without_a_file_is_rejected(story: Path, tmp_path: Path) -> None:
+    namespace: dict[str, Any] = {}
+    exec(MECHANISM, namespace)
+    with pytest.raises(UserError, match="class that no file contains"):
+        race(study(story, arms=["standard", namespace["Mine"]]), tmp_path, FakeEngine())
