@@ -1,0 +1,180 @@
+"""Studies on a real Ray: several nodes on this host, with and without a shared store, and everything killed once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headtohead import Study
+from headtohead.study.store.run_store import Store
+from tests.processes import until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'headtohead[ray]'"),
+    # Each test starts a cluster, which needs the cores that other tests on this host would use.
+    pytest.mark.xdist_group("ray"),
+]
+
+SETTINGS: dict[str, Any] = {
+    "arms": ["standard", "sharing:tie=kv"],
+    "batch": 256,
+    "tokens": 256 * 400,
+    "seeds": 2,
+    "lr": 5e-3,
+}
+ROOT = Path(__file__).parents[4]
+
+
+class Nodes:
+    """A cluster of a head without CPUs and some nodes with one each."""
+
+    def __init__(self, folder: Path, shared: bool) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.folder, self.shared = folder, shared
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        self.nodes = [self.add(), self.add()]
+
+    def add(self, **resources: float) -> Any:
+        variables = {"PYTHONPATH": str(ROOT), "H2H_SHARED": "on" if self.shared else "off"}
+        if not self.shared:
+            variables["H2H_CACHE"] = str(self.folder / "cache of the nodes")
+        node = self.cluster.add_node(**{"num_cpus": 1, "env_vars": variables, **resources})
+        self.cluster.wait_for_nodes()
+        return node
+
+    def kill(self, index: int) -> None:
+        self.cluster.remove_node(self.nodes.pop(index), allow_graceful=False)
+
+
+@pytest.fixture(params=[True, False], ids=["shared", "unshared"])
+def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
+    made = Nodes(tmp_path, request.param)
+    try:
+        yield made
+    finally:
+        made.cluster.shutdown()
+
+
+SCRIPT = """
+import json, sys
+from headtohead import Study
+settings, out, limit = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
+summary = Study(**settings).run(out, on="ray", save_every=0.2, time_limit=limit).summary
+sys.exit(3 if summary.left else 0)
+"""
+
+
+def race(story: Path, out: Path, address: str, limit: str = "1h", **changed: Any) -> subprocess.Popen[str]:
+    """Start a study with checkpoints every fifth of a second, in a process group of its own."""
+    settings = json.dumps(SETTINGS | {"corpus": f"file:{story}"} | changed)
+    variables = os.environ | {"RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)}
+    if not address:
+        del variables["RAY_ADDRESS"]
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, settings, str(out), limit],
+        env=variables,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def finished(process: subprocess.Popen[str], code: int = 0) -> str:
+    """Wait for a process; return what it printed."""
+    printed, _ = process.communicate(timeout=600)
+    assert process.returncode == code, printed
+    assert "Traceback" not in printed
+    return printed
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """Return the result and the weights of every run, bit for bit."""
+    return {
+        f"{run.id}/{name}": (run.path / name).read_bytes()
+        for run in Store(folder).runs()
+        for name in ("result.json", "checkpoint/final.safetensors")
+    }
+
+
+@pytest.fixture(scope="module")
+def local(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same study on this machine without Ray."""
+    folder = tmp_path_factory.mktemp("local")
+    assert not Study(**SETTINGS, corpus=f"file:{story}").run(folder, workers=1, quiet=True).summary.left
+    return folder
+
+
+def has_checkpoint(folder: Path) -> bool:
+    return any(folder.glob("runs/*/checkpoint/step-*"))
+
+
+def trained_once(folder: Path, local: Path) -> None:
+    """Assert that every run has the result of a local study, in one start or resumed from a checkpoint."""
+    assert results(folder) == results(local)
+    assert not [*folder.glob("runs/*/lock"), *folder.glob(".shared-*"), *folder.glob("runs/*/*.damaged")]
+
+
+def test_a_study_starts_ray_here_and_gives_the_same_results(story: Path, tmp_path: Path, local: Path) -> None:
+    printed = finished(race(story, tmp_path, ""))
+    assert "[4/4]" in printed
+    trained_once(tmp_path, local)
+
+
+def test_nodes_that_are_killed_lose_nothing(story: Path, tmp_path: Path, local: Path, nodes: Nodes) -> None:
+    out = tmp_path / "out"
+    study = race(story, out, nodes.cluster.address)
+    until(lambda: has_checkpoint(out) or study.poll() is not None)
+    killed = time.monotonic()
+    nodes.kill(0)
+    nodes.nodes.append(nodes.add())
+    printed = finished(study)
+    assert "was lost" in printed, printed
+    assert time.monotonic() - killed < 600
+    trained_once(out, local)
+
+
+def test_a_killed_driver_continues(story: Path, tmp_path: Path, local: Path, nodes: Nodes) -> None:
+    out = tmp_path / "out"
+    study = race(story, out, nodes.cluster.address)
+    until(lambda: has_checkpoint(out) or study.poll() is not None)
+    os.killpg(study.pid, signal.SIGKILL)
+    study.wait()
+    finished(race(story, out, nodes.cluster.address))
+    trained_once(out, local)
+
+
+def test_killed_workers_continue(story: Path, tmp_path: Path, local: Path, nodes: Nodes) -> None:
+    out = tmp_path / "out"
+    study = race(story, out, nodes.cluster.address)
+    until(lambda: has_checkpoint(out) or study.poll() is not None)
+    subprocess.run(["pkill", "-KILL", "-f", "^ray::h2h "], check=False)
+    printed = finished(study)
+    assert "was killed" in printed
+    trained_once(out, local)
+
+
+def test_ctrl_c_and_a_time_limit_save_checkpoints(
+    story: Path, tmp_path: Path, local: Path, nodes: Nodes
+) -> None:
+    out = tmp_path / "out"
+    study = race(story, out, nodes.cluster.address)
+    until(lambda: has_checkpoint(out) or study.poll() is not None)
+    os.killpg(study.pid, signal.SIGINT)
+    finished(study, 3)
+    assert has_checkpoint(out)
+    finished(race(story, out, nodes.cluster.address, "1s"), 3)
+    finished(race(story, out, nodes.cluster.address))
+    trained_once(out, local)
