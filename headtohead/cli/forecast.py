@@ -27,7 +27,6 @@ def command(
     json_: Json = False,
 ) -> None:
     """Estimate what a study costs (time, FLOPs, disk) and which differences it can detect, before it runs.
-
     Speed is measured on a few training steps of each arm, or taken from finished runs in --out.
 
     Example: h2h forecast mine.toml --on ray --nodes 8 --gpus-per-node 8 --spread 0.01

@@ -172,7 +172,7 @@ class ClusterOptions:
     """The cluster that a study is forecast for.
 
     Args:
-        on: ray: a cluster of nodes instead of this machine
+        on: ray: a cluster of nodes like this machine
         nodes: nodes of the cluster (default: 1)
         gpus_per_node: GPUs of each node (default: as this machine)
         gpus_per_run: GPUs that each run reserves; below 1, runs share one (default: 1)
@@ -180,13 +180,13 @@ class ClusterOptions:
         cpus_per_run: CPU cores that each run reserves (default: --threads)
     """
 
-    heading: ClassVar[str] = "Cluster"
+    heading: ClassVar[str] = "Execution"
     on: Literal["local", "ray"] = "local"
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    gpus_per_run: float | None = None
-    cpus_per_node: int | None = None
-    cpus_per_run: float | None = None
+    nodes: Annotated[int | None, flag("COUNT")] = None
+    gpus_per_node: Annotated[int | None, flag("COUNT")] = None
+    gpus_per_run: Annotated[float | None, flag("NUMBER")] = None
+    cpus_per_node: Annotated[int | None, flag("COUNT")] = None
+    cpus_per_run: Annotated[float | None, flag("NUMBER")] = None
 
     def arguments(self) -> dict[str, Any]:
         """Return these options as keyword arguments of `forecast`."""
