@@ -140,7 +140,7 @@ def processes(devices: Sequence[torch.device], workers: int, threads: int = 1) -
         raise UserError(f"workers={workers} must be 0 (one per core on CPU, one per GPU) or more")
     if devices[0].type != "cpu":
         return workers or len(devices)
-    return max(1, (workers or os.cpu_count() or 1) // threads)
+    return max(1, (workers or os.cpu_count() or 1) // max(1, threads))  # ExecutionSettings checks threads
 
 
 def open_study(path: str | Path) -> StudyResult:
