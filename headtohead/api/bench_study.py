@@ -7,13 +7,14 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from headtohead.api.study import Study, processes
+from headtohead.api.study import Study, processes, study_devices
 from headtohead.common.errors import UserError
-from headtohead.study.environment import choose_device, device_name, provenance
+from headtohead.study.environment import device_name, provenance
 from headtohead.study.store.run_store import Store
 
 
@@ -33,11 +34,11 @@ def bench_study(
     """
     if out is not None and Path(out).exists() and any(Path(out).iterdir()):
         raise UserError(f"{out} is not empty; a benchmark trains every run, so give a new directory")
-    chosen = choose_device(device)
+    devices = study_devices(study.spec, device)
     with tempfile.TemporaryDirectory(prefix="h2h-bench-") as temporary:
         folder = Path(temporary) / "study" if out is None else Path(out)
         began = time.monotonic()
-        with _Utilization(chosen.index or 0 if chosen.type == "cuda" else None) as busy:
+        with _Utilization([one.index or 0 for one in devices if one.type == "cuda"]) as busy:
             result = study.run(folder, device=device, workers=workers, threads=threads, **how)
         wall = time.monotonic() - began
         rows = _runs(Store(folder))
@@ -45,9 +46,9 @@ def bench_study(
     return {
         "benchmark": "study",
         **provenance(),
-        "device": device_name(chosen),
+        "device": device_name(devices[0]),
         "study": study.spec.name,
-        "workers": processes(chosen, workers, threads),
+        "workers": processes(devices, workers, threads),
         "runs": len(rows),
         "left": result.summary.left,
         "populations": sorted({row["rows"] for row in rows}),
@@ -79,17 +80,20 @@ def _runs(store: Store) -> list[dict[str, Any]]:
 
 
 class _Utilization:
-    """Samples the share of time in which a GPU ran kernels, with nvidia-smi; `share` is None where there is none."""
+    """Samples the share of time in which GPUs ran kernels, with nvidia-smi; `share` is None where there is none."""
 
-    def __init__(self, index: int | None) -> None:
+    def __init__(self, indices: Sequence[int]) -> None:
         self.share: float | None = None
         self.samples: list[float] = []
         self.process: subprocess.Popen[str] | None = None
         program = shutil.which("nvidia-smi")
-        if index is not None and program:
+        if indices and program:
             command = [program, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "500"]
             self.process = subprocess.Popen(
-                [*command, "-i", str(index)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                [*command, "-i", ",".join(map(str, indices))],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
             )
             threading.Thread(target=self._read, daemon=True).start()
 

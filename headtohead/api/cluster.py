@@ -92,7 +92,8 @@ def ray_cluster(
             check_nodes(engine, timed=timed)
             slots = sum(node.slots(engine.needed) for node in able_nodes(engine))
             execution = dataclasses.replace(execution, device=chosen)
-            planning = dataclasses.replace(execution, device=here)
+            # Populations are divided until every slot has a pass; nodes do not divide theirs again.
+            planning = dataclasses.replace(execution, device=here, devices=(here,) * slots)
             cluster = Cluster(engine, execution, planning, slots)
         except BaseException:
             engine.close()

@@ -110,7 +110,7 @@ def run_toy(
             raise unknown("scale of the toy", plan, scales)
         plan = scales[plan]
     chosen = choose_device(device)
-    toy = work_toy(plan, Path(out), chosen, processes(chosen, workers), limit, quiet)
+    toy = work_toy(plan, Path(out), chosen, processes([chosen], workers), limit, quiet)
     try:
         from headtohead.report.toy import write_toy
     except ImportError as error:

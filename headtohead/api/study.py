@@ -31,8 +31,8 @@ from headtohead.study.config.spec import (
     read_study,
     with_stored_names,
 )
-from headtohead.study.environment import choose_device
-from headtohead.study.plan.execution import ExecutionSettings
+from headtohead.study.environment import check_one_type, choose_devices
+from headtohead.study.plan.execution import ExecutionSettings, current_device
 from headtohead.study.store import doctor
 from headtohead.study.store.doctor import Finding
 from headtohead.study.store.manifest import read_manifest
@@ -91,7 +91,8 @@ class Study:
     ) -> StudyResult:
         """Run everything that has no result yet, then judge and write the report.
 
-        `workers=0` means one process per core on CPU and one on a GPU. `time_limit` saves and stops after seconds,
+        `device="cuda"`, and `auto` if there is a GPU, uses all GPUs of this machine, `cuda:1` only that one.
+        `workers=0` means one process per core on CPU and one per GPU; more are distributed over the GPUs. `time_limit` saves and stops after seconds,
         or a time such as `8m`.
         `compile=None` compiles single runs on a GPU from size 5m. Populations are compiled on request.
         `population` trains the seeds of an arm, and the rates of a tuning, in one pass; None does so on a GPU where that is
@@ -107,9 +108,12 @@ class Study:
         if not extend:
             check_same_study(store.path, self.spec)
         limit = parse_duration(time_limit) if isinstance(time_limit, str) else time_limit
-        chosen = choose_device(device) if on == "local" else torch.device("cpu")
+        devices = study_devices(self.spec, device) if on == "local" else (torch.device("cpu"),)
+        count = processes(devices, workers, threads)
+        used = tuple(map(str, devices[:count]))
         execution = ExecutionSettings(
-            device=str(chosen),
+            device=used[0],
+            devices=used if len(used) > 1 else (),
             threads=threads,
             data_dir=str(Path(data_dir).resolve()) if data_dir else os.environ.get("H2H_DATA", ""),
             save_every=save_every,
@@ -118,7 +122,7 @@ class Study:
             log_circuits=self.spec.log_circuits,
         )
         how = RunSettings(
-            workers=processes(chosen, workers, threads),
+            workers=count,
             deadline=time.monotonic() + limit,
             retry_failed=retry_failed,
             population=population,
@@ -128,7 +132,8 @@ class Study:
         )
         values = plain(self.values)
         if on == "local":
-            return StudyRunner(self.spec, values, store, execution, how).run()
+            with current_device(devices[0]):
+                return StudyRunner(self.spec, values, store, execution, how).run()
         with ray_cluster(self.spec, execution, device, cpus_per_run, gpus_per_run, quiet) as cluster:
             how = dataclasses.replace(
                 how, workers=cluster.slots, engine=cluster.engine, planning=cluster.planning
@@ -136,11 +141,21 @@ class Study:
             return StudyRunner(self.spec, values, store, cluster.execution, how).run()
 
 
-def processes(device: torch.device, workers: int, threads: int = 1) -> int:
-    """Return the number of training processes: `workers` (0: one per core on CPU, one on a GPU) over `threads`."""
+def study_devices(spec: StudySpec, given: str) -> tuple[torch.device, ...]:
+    """Return the devices that train a study; those of a study under length=time are of one type."""
+    devices = choose_devices(given)
+    if any(length.startswith("time") for length in spec.lengths):
+        check_one_type(devices)
+    return devices
+
+
+def processes(devices: Sequence[torch.device], workers: int, threads: int = 1) -> int:
+    """Return the number of training processes: `workers`, or one per GPU; on CPU `workers`, or the cores, over `threads`."""
     if workers < 0:
-        raise UserError(f"workers={workers} must be 0 (one per core on CPU, one on a GPU) or more")
-    return max(1, (workers or (os.cpu_count() or 1 if device.type == "cpu" else 1)) // threads)
+        raise UserError(f"workers={workers} must be 0 (one per core on CPU, one per GPU) or more")
+    if devices[0].type != "cpu":
+        return workers or len(devices)
+    return max(1, (workers or os.cpu_count() or 1) // max(1, threads))  # ExecutionSettings checks threads
 
 
 def open_study(path: str | Path) -> StudyResult:

@@ -61,8 +61,12 @@ class Estimate:
         self._slots = 1
         self._last = clock()
 
-    def begin(self, work: Sequence[Work], later: Sequence[Work] = ()) -> None:
-        """Set the work of an execution. What was seen in earlier ones is kept; the time between them is not counted."""
+    def begin(self, work: Sequence[Work], later: Sequence[Work] = (), at_once: int = 0) -> None:
+        """Set the work of an execution, and how many runs train at the same time if that is known.
+
+        What was seen in earlier executions is kept; the time between them is not counted.
+        """
+        self._slots = at_once or self._slots
         self._last = self.clock()
         self.waiting, self.later = {one.run: one for one in work}, list(later)
         self._flops |= {one.kind: one.flops for one in (*work, *later)}
@@ -116,7 +120,7 @@ class Estimate:
                 training = max(0.0, training - (now - state.since))
             other = state.other + (now - state.since if state.phase != "train" else 0.0)
             ends.append(training + max(0.0, self._usual_other() - other))
-        # Each free slot takes the next run: as many run at once as have been seen to.
+        # Each free slot takes the next run: as many run at once as are known or have been seen to.
         heapq.heapify(ends)
         while len(ends) < self._slots:
             heapq.heappush(ends, 0.0)

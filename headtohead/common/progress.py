@@ -39,10 +39,13 @@ class Display:
         self.listener: Callable[[str, bool], None] = lambda run, ended: None
         """Called with every run that has logged a row or has ended."""
 
-    def begin(self, runs: int, work: Sequence[Work], later: Sequence[Work] = ()) -> None:
-        """Start with the total number of runs and those to do; `later` is work of later executions."""
+    def begin(self, runs: int, work: Sequence[Work], later: Sequence[Work] = (), at_once: int = 0) -> None:
+        """Start with the total number of runs and those to do; `later` is work of later executions.
+
+        `at_once` is how many runs train at the same time, if that is known.
+        """
         self.runs, self.done, self.active = runs, runs - len(work), {}
-        self.estimate.begin(work, later)
+        self.estimate.begin(work, later, at_once)
 
     def started(self, run: str, title: str, steps: int) -> None:
         """Record the start of a run."""
@@ -110,9 +113,9 @@ class Display:
 class Plain(Display):
     """Plain lines: one at the end of each run, at most one every 15 seconds in between."""
 
-    def begin(self, runs: int, work: Sequence[Work], later: Sequence[Work] = ()) -> None:
+    def begin(self, runs: int, work: Sequence[Work], later: Sequence[Work] = (), at_once: int = 0) -> None:
         """Print the amount of work."""
-        super().begin(runs, work, later)
+        super().begin(runs, work, later, at_once)
         self.line(f"{len(work)} of {runs} runs to do, {short_count(_tokens(work))} tokens to train")
 
     def show(self, run: str, message: str, urgent: bool = False) -> None:
@@ -138,9 +141,9 @@ class Live(Display):
         self.bars = _bars(*columns, TextColumn("{task.fields[message]}", markup=False))
         self.tasks: dict[str, TaskID] = {}
 
-    def begin(self, runs: int, work: Sequence[Work], later: Sequence[Work] = ()) -> None:
+    def begin(self, runs: int, work: Sequence[Work], later: Sequence[Work] = (), at_once: int = 0) -> None:
         """Start the bars."""
-        super().begin(runs, work, later)
+        super().begin(runs, work, later, at_once)
         self.bars.start()
         self.whole = self.bars.add_task("study", total=max(1, runs), message=f"{self.done}/{runs} runs")
 

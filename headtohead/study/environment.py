@@ -6,6 +6,7 @@ import datetime
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from headtohead.common.errors import UserError, unknown
 from headtohead.common.typed import Count, Text
 from headtohead.kernels import backend_name, path_name
 from headtohead.model.sizes import Size
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Environment(Struct, frozen=True, omit_defaults=True):
@@ -49,6 +52,38 @@ def choose_device(given: str) -> torch.device:
     if number and number not in map(str, range(there)):
         raise UserError(f"device {given}: this machine has {there} of kind {kind}, counted from 0")
     return torch.device(given)
+
+
+def choose_devices(given: str) -> tuple[torch.device, ...]:
+    """Return the devices of a study: every visible GPU for `cuda`, and for `auto` if there is one; else the one named."""
+    first = choose_device(given)
+    count = torch.cuda.device_count() if first == torch.device("cuda") else 1
+    return tuple(torch.device("cuda", index) for index in range(count)) if count > 1 else (first,)
+
+
+def check_one_type(devices: Sequence[torch.device]) -> None:
+    """Raise UserError if devices differ in type: seconds per step measured on one do not hold for another."""
+    names = [device_name(device) for device in devices]
+    if len(set(names)) > 1:
+        found = ", ".join(f"{device} ({name})" for device, name in zip(devices, names, strict=True))
+        raise UserError(
+            f"length=time needs GPUs of one type, found {found}: choose one with --device {devices[0]}, "
+            f"or several of one type with {_VISIBLE}"
+        )
+
+
+def alone_with(device: str) -> tuple[str, dict[str, str]]:
+    """Return the name of a device in a process that sees no other GPU, and that process's environment variables.
+
+    The device is number 0 there: Triton and CUDA graphs use the current device, and the keys of compiled graphs contain
+    the number, so that all GPUs share the compile cache.
+    """
+    kind, _, number = device.partition(":")
+    if not number:
+        return device, {}
+    visible = [name for name in os.environ.get(_VISIBLE, "").split(",") if name]
+    index = int(number)
+    return kind, {_VISIBLE: visible[index] if index < len(visible) else number}
 
 
 @cache

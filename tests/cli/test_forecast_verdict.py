@@ -49,6 +49,44 @@ def test_forecast_prints_what_a_study_takes_and_could_find(
     assert "did you mean 'standard'" in capsys.readouterr().err
 
 
+def test_forecast_of_a_cluster_prints_hours_critical_path_and_what_it_assumes(
+    story: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headtohead.study.judge.forecast._measure", lambda *given: 1000.0)
+    words = ("forecast", "--arms", "standard", "diagonal", "--corpus", f"file:{story}", "--tokens", "256k")
+    words += ("--batch", "256", "--seeds", "2", "--device", "cpu", "--on", "ray", "--nodes", "8")
+    words += ("--gpus-per-node", "2", "--gpus-per-run", "0.5")
+    run(*words)
+    out = capsys.readouterr().out
+    for part in (
+        " on 8 nodes with 16 GPUs, 32 slots",
+        "GPU-hours: 0.2",
+        "utilization 12%",
+        "1 node would take ",
+        "assumed: every GPU is as fast as the device measured here, cpu (",
+        "that is no GPU: run the forecast on a machine with one of the cluster's GPUs",
+        "runs that share a GPU have their share of its speed",
+        "critical path, which no number of nodes shortens: ",
+        "standard, seed 1",
+    ):
+        assert part in out
+    run(*words, "--json")
+    found = json.loads(capsys.readouterr().out)["cluster"]
+    assert (found["nodes"], found["slots"], found["enough_nodes"]) == (8, 32, 1)
+    assert found["critical_path"][0]["name"] == "standard, seed 1"
+    for wrong, message in (
+        (("--nodes", "8"), "add --on ray"),
+        (("--on", "ray", "--nodes", "0"), "nodes=0 must be a whole number from 1"),
+        (("--on", "ray", "--nodes", "-1"), "nodes=-1"),
+        (("--on", "ray", "--gpus-per-node", "1", "--gpus-per-run", "2"), "is more than a node has"),
+    ):
+        capsys.readouterr()
+        run(*words[:14], *wrong, code=2)
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
 def test_verdict_judges_a_table_and_writes_only_where_it_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,6 +66,16 @@ def test_rows_of_a_pass_and_workers_run_at_once() -> None:
     assert estimate.seconds_left() == pytest.approx(20)
 
 
+def test_devices_that_have_not_started_count() -> None:
+    clock = Clock()
+    estimate = Estimate(clock)
+    estimate.begin([Work(name, "k", 100.0) for name in "abcde"], at_once=2)
+    train(estimate, clock, ["a"], 10.0)
+    assert estimate.seconds_left() == pytest.approx(20)
+    estimate.begin([Work(name, "k", 100.0) for name in "bcde"], at_once=4)
+    assert estimate.seconds_left() == pytest.approx(10)
+
+
 def test_compiling_and_scoring_count() -> None:
     clock = Clock()
     estimate = Estimate(clock)

@@ -148,7 +148,7 @@ class DeviceOptions:
     """Where and how runs are trained.
 
     Args:
-        device: where to train
+        device: where to train; cuda: on all GPUs, cuda:1: on that one
         workers: runs at the same time; 0: one per CPU core, one per GPU
         threads: CPU threads per run; the number changes the last digits
         data_dir: directory of the named corpora and tasks (default: $H2H_DATA)
@@ -164,6 +164,32 @@ class DeviceOptions:
 
     def arguments(self) -> dict[str, Any]:
         """Return these options as keyword arguments of the API: `forecast`, `Study.run`, `reproduce`."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """The cluster that a study is forecast for.
+
+    Args:
+        on: ray: a cluster of nodes like this machine
+        nodes: nodes of the cluster (default: 1)
+        gpus_per_node: GPUs of each node (default: as this machine)
+        gpus_per_run: GPUs that each run reserves; below 1, runs share one (default: 1)
+        cpus_per_node: CPU cores of each node (default: as this machine, if it has no GPU)
+        cpus_per_run: CPU cores that each run reserves (default: --threads)
+    """
+
+    heading: ClassVar[str] = "Execution"
+    on: Literal["local", "ray"] = "local"
+    nodes: Annotated[int | None, flag("COUNT")] = None
+    gpus_per_node: Annotated[int | None, flag("COUNT")] = None
+    gpus_per_run: Annotated[float | None, flag("NUMBER")] = None
+    cpus_per_node: Annotated[int | None, flag("COUNT")] = None
+    cpus_per_run: Annotated[float | None, flag("NUMBER")] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return these options as keyword arguments of `forecast`."""
         return dataclasses.asdict(self)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,16 @@ import torch
 from headtohead.common.errors import UnreadableFile
 from headtohead.common.files import canonical_json
 from headtohead.common.schema import Plain
+from headtohead.common.text import counted
 from headtohead.study.environment import device_name
+from headtohead.study.judge.schedule import (
+    Cluster,
+    ClusterForecast,
+    Stage,
+    Unit,
+    forecast_cluster,
+    wall_clock,
+)
 from headtohead.study.judge.statistics import POWER, detectable_difference
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.plan.execution import ExecutionSettings, cpu_threads
@@ -103,6 +112,8 @@ class Forecast(Plain):
     """Seeds needed to detect a difference as large as the margin; None if unknown or above 1000."""
     metric: str = METRIC
     """The metric of spread, margin and differences: that of the first contest."""
+    cluster: ClusterForecast | None = None
+    """If the study is to run on a cluster; `seconds` is then its wall-clock time there, and `workers` its slots."""
 
 
 def seen_spread(verdicts: Sequence[Verdict]) -> float | None:
@@ -126,12 +137,18 @@ def forecast_plan(
     store: Store | None = None,
     device: torch.device,
     workers: int = 1,
+    devices: int = 1,
+    cluster: Cluster | None = None,
+    tuning: Collection[str] = (),
     spread: float | None = None,
     spread_source: str = "",
     keep_weights: bool = True,
     progress: Progress = lambda message, share: None,
 ) -> Forecast:
-    """Return the cost of the unfinished runs of a plan and the differences that the study can detect."""
+    """Return the cost of the unfinished runs of a plan and the differences that the study can detect.
+
+    It runs on `devices` of this machine, or on a cluster. `tuning` are the ids of runs that come before all others.
+    """
     runs = list(plan.runs.values())
     entries = {entry.run: entry for entry in reversed((*plan.trunks, *plan.entries))}
     left = [run for run in runs if store is None or not store.run(run.id).finished()]
@@ -139,12 +156,17 @@ def forecast_plan(
     for run in left:
         groups.setdefault((entries[run.id].contest.title, run.label), []).append(run)
     seen = _seen_rates(store, device) if store is not None else {}
-    passes = {
-        run.id: group
-        for group in group_populations(left, ExecutionSettings(device=str(device)))
-        for run in group
-    }
+    slots = workers if cluster is None else cluster.slots
+    # Passes are divided until every device has one; there are never more than runs.
+    used = min(len(left), devices if cluster is None else slots)
+    execution = ExecutionSettings(device=str(device), devices=(str(device),) * used)
+    stages = [
+        group_populations([run for run in left if (run.id in tuning) is first], execution)
+        for first in (True, False)
+    ]
+    passes = {run.id: group for stage in stages for group in stage for run in group}
     measured: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     arms = []
     for index, ((contest, label), members) in enumerate(groups.items()):
         first = members[0]
@@ -154,6 +176,9 @@ def forecast_plan(
             measured[key] = _measure(passes[first.id], plan, device)
         rate = seen.get(key) or measured[key]
         tokens = plan.tokens(first) * len(members)
+        # A forward pass is a third of a training step.
+        each = (plan.tokens(first) + plan.dataset(first).scored_tokens() / 3) / rate
+        seconds |= dict.fromkeys((run.id for run in members), each)
         arms.append(
             ArmForecast(
                 label=label,
@@ -162,14 +187,14 @@ def forecast_plan(
                 tokens=tokens,
                 flops=3 * first.flops_per_token * tokens,
                 tokens_per_second=rate,
-                # A forward pass is a third of a training step.
-                seconds=(tokens + len(members) * plan.dataset(first).scored_tokens() / 3) / rate,
+                seconds=each * len(members),
                 source="seen" if key in seen else "measured",
                 rows=len(passes[first.id]),
             )
         )
-    longest = max((arm.seconds / arm.runs for arm in arms), default=0.0)
-    total = sum(arm.seconds for arm in arms)
+    titles = {run: entry.contest.title for run, entry in entries.items()}
+    units = [_units(stage, seconds, titles) for stage in stages]
+    on_cluster = None if cluster is None else forecast_cluster(units, cluster, device_name(device))
     weights = [4 * run.parameters for run in runs]
     compared = len(plan.spec.arms) - 1
     counts = sorted({*_SEEDS_SHOWN, len(plan.spec.seeds)} - {1})
@@ -181,13 +206,13 @@ def forecast_plan(
         done=len(runs) - len(left),
         tokens=sum(arm.tokens for arm in arms),
         flops=sum(arm.flops for arm in arms),
-        seconds=max(longest, total / workers),
-        workers=workers,
-        device=str(device),
+        seconds=wall_clock(units, slots) if on_cluster is None else on_cluster.seconds,
+        workers=slots,
+        device=str(device) if devices == 1 else device.type,
         disk_bytes=(sum(weights) if keep_weights else 0)
         + len(runs) * (LOGGED_POINTS * _ROW_BYTES + _RESULT_BYTES),
         # A checkpoint holds the weights and AdamW's two moments; a trunk keeps one checkpoint per branch.
-        working_bytes=min(workers, len(left))
+        working_bytes=min(slots, len(left))
         * (KEPT + 1 + max((len(run.branches) for run in left), default=0))
         * 3
         * max(weights, default=0),
@@ -208,7 +233,31 @@ def forecast_plan(
         ],
         seeds_for_margin=_seeds_for(margin, spread),
         metric=measure.name,
+        cluster=on_cluster,
     )
+
+
+def _units(
+    groups: Sequence[Sequence[RunSpec]], seconds: Mapping[str, float], contests: Mapping[str, str]
+) -> Stage:
+    """Return the passes as units of a schedule, from the seconds and the contest of each run."""
+    places = {run.id: (index, run) for index, group in enumerate(groups) for run in group}
+    units = []
+    for group in groups:
+        first, more = group[0], len(group) - 1
+        # A trunk that is not among the passes has ended.
+        parents = [run.parent for run in group if run.parent and run.parent.run in places]
+        waits = {(places[one.run][0], one.step / places[one.run][1].own_steps) for one in parents}
+        units.append(
+            Unit(
+                name=f"{first.label}, seed {first.seed}"
+                + (f" and {counted(more, 'row')} more" if more else ""),
+                contest=contests.get(first.id, ""),
+                seconds=sum(seconds[run.id] for run in group),
+                after=tuple(sorted(waits)),
+            )
+        )
+    return units
 
 
 def training_flops(plan: Plan, runs: Sequence[RunSpec]) -> float:
@@ -234,12 +283,12 @@ def quick_seconds(
     with cpu_threads(execution.threads, device):
         rate = _measure([short], plan, device, compile=False)
     flops_per_second = 3 * first.flops_per_token * rate
-    seconds = [
-        (training_flops(plan, [run]) + run.flops_per_token * plan.dataset(run).scored_tokens())
+    seconds = {
+        run.id: (training_flops(plan, [run]) + run.flops_per_token * plan.dataset(run).scored_tokens())
         / flops_per_second
         for run in runs
-    ]
-    return max(*seconds, sum(seconds) / workers) if len(seconds) > 1 else seconds[0]
+    }
+    return wall_clock([_units([[run] for run in runs], seconds, {})], workers)
 
 
 def _seeds_for(margin: float, spread: float | None) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,8 @@ class ExecutionSettings:
     """Execution settings of this machine; they change at most the last digits of a result."""
 
     device: str = "cpu"
+    devices: tuple[str, ...] = ()
+    """Devices of the worker processes, if several: worker n has device n, counted round-robin. `device` is the first."""
     threads: int = 1
     data_dir: str = ""
     save_every: float = 60.0
@@ -68,6 +70,14 @@ def _sequences(size: Size, device: torch.device) -> int:
     per_sequence = 4 * size.context * (size.layers * (14 * size.width + 4 * size.ffn) + 4 * size.width)
     room = 2**30 if device.type == "cpu" else int(0.6 * torch.cuda.mem_get_info(device)[0])
     return room // per_sequence
+
+
+@contextmanager
+def current_device(device: torch.device) -> Iterator[None]:
+    """Make a numbered GPU the current one: Triton launches kernels there, wherever their tensors are."""
+    numbered = device.type == "cuda" and device.index is not None
+    with torch.cuda.device(device) if numbered else nullcontext():
+        yield
 
 
 @contextmanager

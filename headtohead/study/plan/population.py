@@ -109,13 +109,14 @@ def shared_by_rows(run: RunSpec) -> str:
 def group_populations(runs: Iterable[RunSpec], execution: ExecutionSettings) -> list[list[RunSpec]]:
     """Return the runs in groups that are trained in one pass, in their order; most groups are a single run.
 
-    Rows with equal settings are adjacent. As many are one group as fit into memory and train fastest.
+    Rows with equal settings are adjacent. As many are one group as fit into memory and train fastest, but no device is left
+    without a group while another trains several rows.
     """
     alike: dict[str, list[RunSpec]] = {}
     for run in runs:
         alike.setdefault(shared_by_rows(run) if run.stacked else run.id, []).append(run)
     device = torch.device(execution.device)
-    found = []
+    found: list[tuple[list[RunSpec], int]] = []
     for members in alike.values():
         order: dict[TrainSettings, list[RunSpec]] = {}
         for run in members:
@@ -124,6 +125,29 @@ def group_populations(runs: Iterable[RunSpec], execution: ExecutionSettings) -> 
         # Populations of about equal size: 20 rows become 10 + 10, not 16 + 4.
         on_gpu = len(rows) > 1 and device.type == "cuda"
         parts = best_passes(rows[0], len(rows), device) if on_gpu else -(-len(rows) // MOST)
-        ends = [len(rows) * index // parts for index in range(parts + 1)]
-        found += [rows[start:stop] for start, stop in pairwise(ends)]
-    return found
+        found.append((rows, parts))
+    return [
+        group for rows, parts in _for_devices(found, len(execution.devices)) for group in _cut(rows, parts)
+    ]
+
+
+def _for_devices(sets: list[tuple[list[RunSpec], int]], devices: int) -> list[tuple[list[RunSpec], int]]:
+    """Return sets of rows with the number of passes of each, raised until there is a pass for every device.
+
+    The branches of trunks wait for them and are counted apart.
+    """
+    parts = [count for _, count in sets]
+    for branches in (False, True):
+        own = [index for index, (rows, _) in enumerate(sets) if bool(rows[0].parent) is branches]
+        while own and sum(parts[index] for index in own) < devices:
+            widest = max(own, key=lambda index: -(-len(sets[index][0]) // parts[index]))
+            if parts[widest] >= len(sets[widest][0]):  # single runs
+                break
+            parts[widest] += 1
+    return [(rows, count) for (rows, _), count in zip(sets, parts, strict=True)]
+
+
+def _cut(rows: list[RunSpec], parts: int) -> list[list[RunSpec]]:
+    """Return rows in that many passes of about equal size."""
+    ends = [len(rows) * index // parts for index in range(parts + 1)]
+    return [rows[start:stop] for start, stop in pairwise(ends)]

@@ -6,6 +6,7 @@ every start, because a file that the arm imports may have been fixed.
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from headtohead.data.shards import cache_dir
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.mechanisms.contract.user_code import located, user_frame
 from headtohead.model.check.gate import GateResult
+from headtohead.study.environment import alone_with
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.plan.dataset import dataset_of
 from headtohead.study.plan.execution import ExecutionSettings, cpu_threads, micro_batch
@@ -129,11 +131,18 @@ class Order(Struct, frozen=True):
 def _checked_apart(plan: Plan, runs: list[RunSpec], execution: ExecutionSettings) -> Iterator[GateResult]:
     """Yield the same from another process. If it dies, a new one continues with the next run."""
     left = [run.as_dict() for run in runs]
+    device, environment = alone_with(execution.device)
+    execution = dataclasses.replace(execution, device=device)
     while left:
         events: queue.Queue[tuple[WorkerProcess, GateResult]] = queue.Queue()
         with tempfile.TemporaryFile("w+") as log:
             worker = WorkerProcess(
-                "headtohead.study.run.gate_worker", Order(execution, left), GateResult, events, log=log
+                "headtohead.study.run.gate_worker",
+                Order(execution, left),
+                GateResult,
+                events,
+                log=log,
+                environment=environment,
             )
             try:
                 while left and (worker.alive or not events.empty()):

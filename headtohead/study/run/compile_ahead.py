@@ -17,12 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from msgspec import Struct
 
 from headtohead.common.worker_process import WorkerProcess, receive
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.study.plan.dataset import dataset_of
-from headtohead.study.plan.execution import ExecutionSettings, layers_of
+from headtohead.study.plan.execution import ExecutionSettings, current_device, layers_of
 from headtohead.study.plan.step_timing import trial
 from headtohead.study.store.run_spec import RunSpec, run_spec_from
 from headtohead.study.store.run_store import Store
@@ -91,7 +92,8 @@ def main() -> None:
     order, stopped = receive(Order)
     threading.Thread(target=_exit_when, args=(stopped,), daemon=True).start()
     runs = [run_spec_from(record, record["id"]) for record in order.runs]
-    compile_pass(Store(Path(order.store)), runs, order.execution)
+    with current_device(torch.device(order.execution.device)):
+        compile_pass(Store(Path(order.store)), runs, order.execution)
 
 
 def _exit_when(stopped: Callable[[], bool]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 import threading
@@ -73,26 +74,32 @@ def execute(
     # A trunk whose branches are all done is no longer needed.
     wanted = {run.parent.run for run in pending if run.parent}
     pending = [run for run in pending if not run.branches or run.id in wanted]
-    display.begin(len(plan.runs), [work_of(plan, run) for run in pending], later)
+    portable = all(composed.portable for run in pending for composed in plan.composed(run))
+    if engine is not None and not portable:
+        raise UserError(
+            "an arm is a class that no file contains, which other nodes cannot load: save it in a file"
+        )
+    if engine is None and (len(pending) < 2 or not portable):
+        workers, execution = 1, dataclasses.replace(execution, devices=())
+    groups = group_populations(pending, planning or execution)
+    at_once = sum(sorted(map(len, groups))[-workers:])
+    display.begin(len(plan.runs), [work_of(plan, run) for run in pending], later, at_once)
     monitor = Monitor(store, plan, display)
     summary = monitor.summary
     stop = Stop.after(seconds, lambda: summary.stopped)
-    portable = all(composed.portable for run in pending for composed in plan.composed(run))
     executor: Executor
     if engine is not None:
-        if not portable:
-            raise UserError(
-                "an arm is a class that no file contains, which other nodes cannot load: save it in a file"
-            )
         inputs = study_inputs(plan, pending, execution.data_dir)
         executor = ClusterExecutor(
             store, execution, engine, inputs, probes=probes, stop=stop, planning=planning
         )
-    elif workers > 1 and len(pending) > 1 and portable:
+    elif workers > 1:
         executor = WorkerPool(store, execution, workers, probes=probes, stop=stop)
     else:
         executor = InProcess(store, execution, plan.layers, probes=probes, stop=stop)
-    passes = [group for group in group_populations(pending, planning or execution) if len(group) > 1]
+    if workers > 1 and execution.devices:
+        display.note(f"{workers} workers on {', '.join(execution.devices)}")
+    passes = [group for group in groups if len(group) > 1]
     if passes:
         rows = sorted({len(group) for group in passes})
         display.note(

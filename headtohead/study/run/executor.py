@@ -6,10 +6,11 @@ that does the same can take its place.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import queue
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from headtohead.common.errors import UnreadableFile
 from headtohead.common.files import open_regular, open_to_append
 from headtohead.common.stop import Stop
 from headtohead.common.worker_process import WorkerProcess
+from headtohead.study.environment import alone_with
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.plan import LayerTable
 from headtohead.study.run.claim_loop import ClaimLoop
@@ -92,7 +94,10 @@ class InProcess:
 
 
 class WorkerPool:
-    """Worker processes on this host. A dead worker is replaced; a run that kills its worker twice has failed."""
+    """Worker processes on this host, distributed over its devices.
+
+    A dead worker is replaced on the same device; a run that kills its worker twice has failed.
+    """
 
     def __init__(
         self,
@@ -143,14 +148,16 @@ class WorkerPool:
 
     def _spawn(self, index: int) -> _Worker:
         left = self.limit.seconds_left
+        devices = self.execution.devices or (self.execution.device,)
+        device, environment = alone_with(devices[index % len(devices)])
         order = Order(
             store=str(self.store.path.resolve()),
-            execution=self.execution,
+            execution=dataclasses.replace(self.execution, device=device),
             runs=[run.as_dict() for run in self.runs],
             probes=self.probes,
             seconds=None if left == float("inf") else left,
         )
-        return _Worker(index, self.store, order, self.queue)
+        return _Worker(index, self.store, order, self.queue, environment)
 
     def _reap(self, say: Callable[[str], None]) -> None:
         """Remove workers that have ended, and replace those that died."""
@@ -171,7 +178,12 @@ class _Worker:
     """A worker of a study and its log."""
 
     def __init__(
-        self, index: int, store: Store, order: Order, events: queue.Queue[tuple[WorkerProcess, Event]]
+        self,
+        index: int,
+        store: Store,
+        order: Order,
+        events: queue.Queue[tuple[WorkerProcess, Event]],
+        environment: Mapping[str, str],
     ) -> None:
         # Several executors, also on several hosts, may write logs of one study.
         name = f"worker-{socket.gethostname()}-{os.getpid()}-{index + 1}.log".replace("/", "_")
@@ -179,9 +191,14 @@ class _Worker:
         self.run = ""
         """The run it is training."""
         with open_to_append(store.path, "logs", name) as stream:
-            threads = order.execution.threads
             self.process = WorkerProcess(
-                "headtohead.study.run.worker", order, Event, events, log=stream, threads=threads
+                "headtohead.study.run.worker",
+                order,
+                Event,
+                events,
+                log=stream,
+                threads=order.execution.threads,
+                environment=environment,
             )
 
     @property

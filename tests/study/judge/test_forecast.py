@@ -8,6 +8,7 @@ import pytest
 
 import headtohead as h2h
 from headtohead import Study, UserError, open_study
+from headtohead.study.judge import forecast as forecast_module
 from headtohead.study.judge.forecast import Forecast, _seeds_for, seen_spread
 from headtohead.study.judge.statistics import detectable_difference
 
@@ -113,3 +114,95 @@ def test_equal_time_is_forecast_from_steps_timed_now_and_not_stored(story: Path,
     assert found.done == 6
     assert found.runs in (6, 9)
     assert (raced / "study.lock.json").read_bytes() == before
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every arm trains 1,000 tokens per second, and nothing is scored."""
+    monkeypatch.setattr(forecast_module, "_measure", lambda *given: 1000.0)
+    monkeypatch.setattr("headtohead.study.plan.dataset.CorpusDataset.scored_tokens", lambda dataset: 0)
+
+
+@pytest.mark.usefixtures("measured")
+def test_workers_take_one_run_after_another(story: Path) -> None:
+    given = study(story, seeds=2)  # four runs of 2.56 s
+    times = [forecast(given, spread=0.01, workers=count).seconds for count in (1, 2, 3, 4, 9)]
+    assert times == pytest.approx([4 * 2.56, 2 * 2.56, 2 * 2.56, 2.56, 2.56])
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_cluster_is_forecast_by_its_slots(story: Path) -> None:
+    where = {"on": "ray", "nodes": 4, "gpus_per_node": 2, "workers": 0, "spread": 0.01}
+    found = forecast(study(story, seeds=5), **where)  # ten runs of 2.56 s on eight GPUs
+    assert found.cluster is not None
+    assert (found.workers, found.cluster.slots, found.cluster.kind) == (8, 8, "GPU")
+    assert found.seconds == found.cluster.seconds == pytest.approx(2 * 2.56)
+    assert found.cluster.device_hours == pytest.approx(10 * 2.56 / 3600)
+    assert found.cluster.utilization == pytest.approx(10 / 16)
+    assert found.cluster.enough_nodes == 3, "five slots would do, which three nodes have"
+    assert [step.name for step in found.cluster.critical_path] == ["standard, seed 1"]
+    assert found.cluster.measured_on.startswith("cpu")
+    wide = forecast(study(story, seeds=5), **where | {"nodes": 100})
+    assert wide.seconds == pytest.approx(2.56), "the longest run bounds"
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_cluster_waits_for_trunks_and_for_the_tuning(story: Path) -> None:
+    where = {"on": "ray", "nodes": 50, "cpus_per_node": 1, "workers": 0, "spread": 0.01}
+    grown = forecast(study(story, tokens=5120, branches=[2560, 5120], seeds=2), **where)
+    assert grown.seconds == pytest.approx(4.096 + 1.024), "the trunk, then the decay of the longer branch"
+    assert grown.cluster is not None
+    assert [step.name for step in grown.cluster.critical_path] == [
+        "standard, trunk, seed 1",
+        "standard, seed 1",
+    ]
+    tune = {"lr": [1e-3, 2e-3, 4e-3], "tokens": 1280}
+    values = {key: value for key, value in SMALL.items() if key != "lr"}
+    tuned = forecast(
+        Study(arms=["standard", "diagonal"], corpus=f"file:{story}", tune=tune, **values), **where
+    )
+    assert tuned.seconds == pytest.approx(1.28 + 2.56)
+    assert tuned.cluster is not None
+    assert [step.seconds for step in tuned.cluster.critical_path] == pytest.approx([1.28, 2.56])
+
+
+@pytest.mark.usefixtures("measured")
+def test_populations_are_units_and_leave_no_slot_without_one(
+    story: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headtohead.study.plan.population.PopulationPolicy.__call__", lambda *given: True)
+    given = study(story, seeds=4)
+    one, two, four = (
+        forecast(given, on="ray", nodes=nodes, cpus_per_node=1, workers=0, spread=0.01) for nodes in (1, 2, 4)
+    )
+    assert [found.arms[0].rows for found in (one, two, four)] == [4, 4, 2]
+    assert [found.seconds for found in (one, two, four)] == pytest.approx([8 * 2.56, 4 * 2.56, 2 * 2.56])
+    assert two.cluster is not None
+    assert [step.name for step in two.cluster.critical_path] == ["standard, seed 1 and 3 rows more"]
+
+
+def test_nodes_are_like_this_machine_unless_given(story: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast_module, "_measure", lambda *given: 1000.0)
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    found = forecast(study(story), on="ray", nodes=2, threads=3, workers=0, spread=0.01)
+    assert found.cluster is not None
+    assert (found.cluster.devices, found.cluster.slots, found.cluster.kind) == (12, 4, "CPU")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"nodes": 8}, "nodes: of a cluster only; add --on ray"),
+        ({"gpus_per_node": 8, "cpus_per_run": 1}, "gpus_per_node, cpus_per_run: of a cluster only"),
+        ({"on": "rey"}, "did you mean 'ray'"),
+        ({"on": "ray", "workers": 3}, "workers=3 counts processes of this machine"),
+        ({"on": "ray", "gpus_per_run": 1}, "gpus_per_run needs gpus_per_node"),
+        ({"on": "ray", "gpus_per_node": 1, "gpus_per_run": 2}, "is more than a node has"),
+    ],
+)
+def test_a_wrong_cluster_is_one_error_before_anything_is_measured(
+    story: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(forecast_module, "_measure", None)
+    with pytest.raises(UserError, match=message):
+        forecast(study(story), **({"workers": 0} | values))

@@ -21,7 +21,9 @@ from tests.processes import until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'headtohead[ray]'"),
+    pytest.mark.skipif(
+        find_spec("ray") is None, reason="Ray is not installed: pip install 'headtohead[ray]'"
+    ),
     # Each test starts a cluster, which needs the cores that other tests on this host would use.
     pytest.mark.xdist_group("ray"),
 ]
