@@ -9,6 +9,7 @@ was lost, and up to twice if its process died.
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ from headtohead.study.store.lease import LeaseManager, owner_of
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import Store
 
+_NONCE = ".shared"
 _POLL_SECONDS = 0.25
 _EXIT_SECONDS = 120.0
 """How long tasks that were asked to stop may take to save their work."""
@@ -80,7 +82,7 @@ class ClusterExecutor:
         self.abandoned: set[str] = set()
         """Runs that are not started again by this execution."""
         self.shared = False
-        self.nonce = f".shared-{secrets.token_hex(8)}"
+        self.nonce = f"{_NONCE}-{os.getpid()}-{secrets.token_hex(8)}"
         self.leases = LeaseManager()
         self.awaited: set[str] = set()
         self._count = 0
@@ -139,6 +141,10 @@ class ClusterExecutor:
 
     def _nonce(self) -> ExitStack:
         """Return a context in which a file of an unguessable name is in the store, for nodes to look for."""
+        for path in self.store.path.glob(f"{_NONCE}-*"):  # of drivers that were killed
+            pid = path.name.removeprefix(f"{_NONCE}-").partition("-")[0]
+            if not (pid.isdecimal() and Path(f"/proc/{pid}").exists()):
+                path.unlink(missing_ok=True)
         path = self.store.path / self.nonce
         path.touch()
         stack = ExitStack()
@@ -327,7 +333,7 @@ class ClusterExecutor:
             self.shared = False
         elif end.how in ("returned", "cancelled"):
             left = [run for run in group if not is_done(self.store.run(run.id), self._wanted(run))]
-            if left and end.how == "returned":
+            if left and end.how == "returned" and not self._ending():
                 say(f"{_names(left)}: the task on {task.host} ended without a result")
             self.abandoned |= {run.id for run in left}
             return []
