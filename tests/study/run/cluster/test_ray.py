@@ -180,3 +180,36 @@ def test_ctrl_c_and_a_time_limit_save_checkpoints(
     finished(race(story, out, nodes.cluster.address, "1s"), 3)
     finished(race(story, out, nodes.cluster.address))
     trained_once(out, local)
+
+
+def test_bad_clusters_are_rejected_before_anything_is_trained(story: Path, tmp_path: Path) -> None:
+    def rejected(address: str, *words: str) -> str:
+        command = [sys.executable, "-m", "headtohead", "race", "--arms", "standard", "sharing:tie=kv"]
+        command += ["--corpus", f"file:{story}", "--out", str(out), "--on", "ray", *words]
+        variables = os.environ | {"RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            command, env=variables, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert not out.exists()
+        lines = done.stderr.strip().splitlines()
+        assert len(lines) == 1, done.stderr
+        return lines[0]
+
+    out = tmp_path / "out"
+    nodes = Nodes(tmp_path, True)
+    try:
+        address = nodes.cluster.address
+        assert "no node of the cluster has 1 CPU and 2 GPUs" in rejected(address, "--gpus-per-run", "2")
+        assert "no node of the cluster has a GPU" in rejected(address, "--device", "cuda")
+        assert "no Ray cluster at RAY_ADDRESS" in rejected("127.0.0.1:1")
+        odd = nodes.add(env_vars={"PYTHONPATH": str(ROOT), "H2H_COMMIT": "another"})
+        assert "has commit another instead of" in rejected(address)
+        nodes.cluster.remove_node(odd)
+        package = tmp_path / "empty" / "headtohead"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'headtohead'\")")
+        nodes.add(env_vars={"PYTHONPATH": str(package.parent)})
+        assert "does not have headtohead: install it there" in rejected(address)
+    finally:
+        nodes.cluster.shutdown()
