@@ -7,14 +7,14 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 
 from headtohead.api.result import StudyResult, judge_study
 from headtohead.api.runner import RunSettings, StudyRunner
 from headtohead.common.deprecation import old_names
-from headtohead.common.errors import MissingFile, UserError
+from headtohead.common.errors import MissingFile, UserError, unknown
 from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import progress_bar
 from headtohead.common.terminal import say
@@ -29,8 +29,18 @@ from headtohead.study.config.spec import (
     read_study,
     with_stored_names,
 )
+from headtohead.study.config.toml_text import toml_text
 from headtohead.study.environment import choose_device
 from headtohead.study.plan.execution import ExecutionSettings
+from headtohead.study.run.execute import Summary
+from headtohead.study.run.slurm import (
+    MAX_TASKS,
+    SlurmJob,
+    TaskResources,
+    check_shared,
+    check_submittable,
+    write_job,
+)
 from headtohead.study.store import doctor
 from headtohead.study.store.doctor import Finding
 from headtohead.study.store.manifest import read_manifest
@@ -83,6 +93,10 @@ class Study:
         track: str | Sink | Sequence[str | Sink] = (),
         extend: bool = False,
         allow_failed_check: bool = False,
+        on: Literal["local", "slurm"] = "local",
+        cpus_per_run: float | None = None,
+        gpus_per_run: float | None = None,
+        slurm: SlurmJob | None = None,
     ) -> StudyResult:
         """Run everything that has no result yet, then judge and write the report.
 
@@ -94,12 +108,24 @@ class Study:
         `track` is a tracker or the names of trackers (`tensorboard`, `wandb`); a failing tracker never fails a run.
         `extend` continues a study in `out` with other datasets, sizes or rules, which is rejected otherwise.
         `allow_failed_check` trains user code that fails the causality check; its verdict is never `better`.
+        `on="slurm"` checks and plans the study, writes a job array for it as `slurm` says and returns without
+        verdicts; `job` of the result is what was written. `cpus_per_run` (default: `threads`) and `gpus_per_run`
+        (default: 1 on a GPU) are what its tasks ask for.
         """
         store = Store(Path(out) if out is not None else default_folder(self.spec))
+        if on not in ("local", "slurm"):
+            raise unknown("value for on", on, ("local", "slurm"))
+        if on == "slurm":
+            check_shared(store.path)
+            check_submittable(slurm or SlurmJob())
+        elif slurm is not None or cpus_per_run is not None or gpus_per_run is not None:
+            raise UserError(
+                "options of a SLURM job and resources per run apply to --on slurm only; add --on slurm"
+            )
         if not extend:
             check_same_study(store.path, self.spec)
         limit = parse_duration(time_limit) if isinstance(time_limit, str) else time_limit
-        chosen = choose_device(device)
+        chosen = choose_device(device) if on == "local" else planning_device(device)
         execution = ExecutionSettings(
             device=str(chosen),
             threads=threads,
@@ -118,7 +144,91 @@ class Study:
             sinks=find_sinks(track),
             allow_failed_check=allow_failed_check,
         )
-        return StudyRunner(self.spec, plain(self.values), store, execution, how).run()
+        runner = StudyRunner(self.spec, plain(self.values), store, execution, how)
+        if on == "local":
+            return runner.run()
+        if save_every != 60.0:
+            raise UserError("save_every applies to --on local only; tasks of SLURM save every minute")
+        on_gpu = device.startswith("cuda") or (device == "auto" and chosen.type == "cuda")
+        at_once = max(1, workers // threads)
+        resources = TaskResources.of_runs(
+            at_once,
+            threads if cpus_per_run is None else cpus_per_run,
+            float(on_gpu) if gpus_per_run is None else gpus_per_run,
+        )
+        options = [
+            *("--device", device, "--workers", str(max(1, workers)), "--threads", str(threads)),
+            *("--data-dir", execution.data_dir)[: 2 * bool(execution.data_dir)],
+            *([] if keep_weights else ["--no-keep-weights"]),
+            *_switch("compile", compile),
+            *_switch("population", population),
+            *(["--allow-failed-check"] if allow_failed_check else []),
+            *(["--extend"] if extend else []),
+            *(["--quiet"] if quiet else []),
+            *_tracker_options(track),
+        ]
+        return self._write_job(runner, slurm or SlurmJob(), options, resources, at_once, limit)
+
+    def portable_values(self) -> dict[str, Any]:
+        """Return the settings as a study file holds them; raise UserError for an arm that no file contains."""
+        given = self.values["arms"]
+        arms = []
+        for one, arm in zip(given if isinstance(given, list) else [given], self.spec.arms, strict=True):
+            if not arm.layout.portable:
+                raise UserError(
+                    f"arm '{arm.label}' is a class that no file contains; save it as mine.py and give ./mine.py:{arm.label}"
+                )
+            table = isinstance(one, Mapping)
+            arms.append({**one, "arm": arm.text} if table else one if isinstance(one, str) else arm.text)
+        settings: dict[str, Any] = plain({**self.values, "arms": arms})
+        return settings
+
+    def _write_job(
+        self,
+        runner: StudyRunner,
+        job: SlurmJob,
+        options: list[str],
+        resources: TaskResources,
+        at_once: int,
+        limit: float,
+    ) -> StudyResult:
+        """Write, and submit if asked to, the job array of what is left; a study with nothing left is judged at once."""
+        text = toml_text(self.portable_values())
+        preview = runner.preview()
+        timed = any(length.startswith("time") for length in self.spec.lengths)
+        if not preview.left and not timed:
+            return runner.run()
+        tasks = job.jobs or max(1, min(MAX_TASKS, math.ceil(preview.passes / at_once)))
+        if (torch.device(runner.execution.device).type == "cuda") == bool(resources.gpus):
+            runner.note_forecast(preview, tasks * at_once)
+        folder = runner.store.path.resolve()
+        if (seconds := min(limit, job.task_seconds)) < math.inf:
+            options = [*options, "--time-limit", f"{seconds:.0f}s"]
+        written = write_job(runner.store.path, text, ["--out", str(folder), *options], job, tasks, resources)
+        manifest, left = preview.plan.manifest, Summary(left=len(preview.left))
+        return StudyResult(
+            runner.store.path, manifest, [], left, job=written.submitted() if job.submit else written
+        )
+
+
+def planning_device(given: str) -> torch.device:
+    """Return the device to plan on for machines that train on `given`: the CPU if this machine has no GPU."""
+    kind = given.partition(":")[0]
+    return choose_device("cpu" if kind == "cuda" and not torch.cuda.is_available() else given)
+
+
+def _switch(name: str, value: bool | None) -> list[str]:
+    """Return a switch as words of the command line."""
+    return [] if value is None else [f"--{name}" if value else f"--no-{name}"]
+
+
+def _tracker_options(track: str | Sink | Sequence[str | Sink]) -> list[str]:
+    """Return trackers as words of the command line; raise UserError for one that is not given by name."""
+    given = [track] if isinstance(track, str) or not isinstance(track, Sequence) else list(track)
+    for one in given:
+        if not isinstance(one, str):
+            raise UserError(f"--on slurm takes trackers by name, got {one!r}")
+    return ["--track", *map(str, given)] if given else []
 
 
 def processes(device: torch.device, workers: int, threads: int = 1) -> int:

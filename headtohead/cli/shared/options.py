@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from headtohead.api import Study
+from headtohead.api import SlurmJob, Study
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import parse_count, parse_duration
 
@@ -178,6 +178,9 @@ class RunOptions(DeviceOptions):
         population: train the seeds and rates of an arm in one pass (default: on GPU, if faster)
         allow_failed_check: train arms that fail the causality check; never called better
         quiet: print no progress
+        on: local, or slurm: as a SLURM job array (docs/scaling.md)
+        cpus_per_run: CPUs that a run gets with --on slurm (default: --threads)
+        gpus_per_run: GPUs that a run gets with --on slurm (default: 1 if --device is cuda)
     """
 
     time_limit: Annotated[str | None, flag("TIME")] = None
@@ -186,6 +189,9 @@ class RunOptions(DeviceOptions):
     population: Switch = "auto"
     allow_failed_check: bool = False
     quiet: bool = False
+    on: Literal["local", "slurm"] = "local"
+    cpus_per_run: Annotated[float | None, flag("NUMBER")] = None
+    gpus_per_run: Annotated[float | None, flag("NUMBER")] = None
 
     def arguments(self) -> dict[str, Any]:
         """Return these options as keyword arguments of `Study.run` and `reproduce`."""
@@ -193,6 +199,28 @@ class RunOptions(DeviceOptions):
         given["retry_failed"] = given.pop("retry") == "failed"
         given["time_limit"] = seconds_of(self.time_limit)
         return given | {"compile": switched(self.compile), "population": switched(self.population)}
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """The job array of --on slurm.
+
+    Args:
+        jobs: tasks of the job array; 0: one per run that is left, at most 8
+        sbatch: options of sbatch: partition=gpu time=8:00:00 (default: none)
+        submit: submit the job with sbatch
+    """
+
+    heading: ClassVar[str] = "SLURM"
+    jobs: int = 0
+    sbatch: Annotated[tuple[str, ...], flag("KEY=VALUE")] = ()
+    submit: bool = False
+
+    def job(self) -> SlurmJob | None:
+        """Return the job, or None if none of these options is given."""
+        if self == SlurmOptions():
+            return None
+        return SlurmJob(jobs=self.jobs, sbatch=self.sbatch, submit=self.submit)
 
 
 def _seeds(text: str) -> Any:

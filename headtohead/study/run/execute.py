@@ -104,13 +104,16 @@ def work_of(plan: Plan, run: RunSpec) -> Work:
 
 @contextmanager
 def _interruptible(summary: Summary, executor: Executor) -> Iterator[None]:
-    """Turn the first Ctrl-C (or SIGTERM) into a clean stop; the second one interrupts immediately."""
+    """Turn Ctrl-C or SIGTERM into a clean stop; a second Ctrl-C interrupts immediately.
+
+    A second SIGTERM does not: batch systems send it to the job's shell, which forwards it, and to this process.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, _: Any) -> None:
-        if summary.stopped:
+        if summary.stopped and number == signal.SIGINT:
             raise KeyboardInterrupt
         summary.stopped = True
         executor.stop()
