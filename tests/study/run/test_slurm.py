@@ -73,6 +73,7 @@ def test_the_script_has_what_was_given(story: Path, tmp_path: Path, slurm: Slurm
         "cuda",
         "--no-compile",
         "--quiet",
+        "--allow-failed-check",
     ]
     assert (
         ended(words(story, out, *options, "--data-dir", str(tmp_path), "--no-keep-weights", "--extend")) == 0
@@ -98,7 +99,15 @@ def test_the_script_has_what_was_given(story: Path, tmp_path: Path, slurm: Slurm
     assert command[:5] == [sys.executable, "-m", "headtohead", "race", str(out / "slurm" / "study.toml")]
     assert command[5:] == [
         *("--out", str(out), "--device", "cuda", "--workers", "4", "--threads", "2"),
-        *("--data-dir", str(tmp_path), "--no-keep-weights", "--no-compile", "--extend", "--quiet"),
+        *(
+            "--data-dir",
+            str(tmp_path),
+            "--no-keep-weights",
+            "--no-compile",
+            "--allow-failed-check",
+            "--extend",
+        ),
+        "--quiet",
         *("--time-limit", "6960s"),
     ]
     assert not list(out.glob("*.json")), "the tasks plan on their own device"
@@ -222,13 +231,11 @@ def test_an_arm_that_fails_the_causality_check_is_not_submitted(
     source += "        super().__init__()\n        self.v = nn.Linear(shape.width, shape.width)\n\n"
     source += "    def forward(self, x, frame):\n        return self.v(x).flip(1)\n"
     (tmp_path / "peek.py").write_text(source)
-    given = words(story, tmp_path / "out", "--submit", "--quiet")
+    given = words(story, tmp_path / "out", "--submit", "--quiet", "--workers", "1")
     given[given.index("diagonal")] = f"{tmp_path}/peek.py:Peek"
     assert ended(given) == 2
     assert "Nothing was trained" in capsys.readouterr().err
     assert not (slurm.spool / "job.sh").exists()
-    assert ended([*given, "--allow-failed-check"]) == 0
-    assert "--allow-failed-check" in command_in(slurm.script)
 
 
 def test_options_of_slurm_without_slurm_are_rejected(story: Path, tmp_path: Path) -> None:
@@ -378,8 +385,8 @@ def test_tasks_are_as_many_as_can_be_trained_at_the_same_time(
 
 def test_a_finished_study_is_judged_and_no_job_is_written(story: Path, tmp_path: Path, slurm: Slurm) -> None:
     out = tmp_path / "out"
-    study(story).run(out, workers=1, quiet=True)
-    result = study(story).run(out, on="slurm", quiet=True)
+    study(story, seeds=1).run(out, workers=1, quiet=True)
+    result = study(story, seeds=1).run(out, on="slurm", quiet=True)
     assert result.job is None
     assert result.verdicts
     assert not (out / "slurm").exists()
@@ -507,7 +514,7 @@ def check_finished(story: Path, out: Path, whole: Path, **settings: Any) -> None
     assert not list(out.glob(".*.tmp"))
 
 
-LONG = {"tokens": 128_000, "seeds": 3}
+LONG = {"tokens": 38_400, "seeds": 3}
 
 
 def submit(story: Path, out: Path, jobs: int, **settings: Any) -> None:
