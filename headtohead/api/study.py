@@ -149,24 +149,15 @@ class Study:
             return runner.run()
         if save_every != 60.0:
             raise UserError("save_every applies to --on local only; tasks of SLURM save every minute")
-        on_gpu = device.startswith("cuda") or (device == "auto" and chosen.type == "cuda")
+        on_gpu = device.startswith("cuda") or chosen.type == "cuda"
         at_once = max(1, workers // threads)
         resources = TaskResources.of_runs(
             at_once,
             threads if cpus_per_run is None else cpus_per_run,
             float(on_gpu) if gpus_per_run is None else gpus_per_run,
         )
-        options = [
-            *("--device", device, "--workers", str(max(1, workers)), "--threads", str(threads)),
-            *("--data-dir", execution.data_dir)[: 2 * bool(execution.data_dir)],
-            *([] if keep_weights else ["--no-keep-weights"]),
-            *_switch("compile", compile),
-            *_switch("population", population),
-            *(["--allow-failed-check"] if allow_failed_check else []),
-            *(["--extend"] if extend else []),
-            *(["--quiet"] if quiet else []),
-            *_tracker_options(track),
-        ]
+        options = ["--device", device, "--workers", str(max(1, workers)), *_race_options(execution, how)]
+        options += [*(["--extend"] if extend else []), *_tracker_options(track)]
         return self._write_job(runner, slurm or SlurmJob(), options, resources, at_once, limit)
 
     def portable_values(self) -> dict[str, Any]:
@@ -220,6 +211,19 @@ def planning_device(given: str) -> torch.device:
 def _switch(name: str, value: bool | None) -> list[str]:
     """Return a switch as words of the command line."""
     return [] if value is None else [f"--{name}" if value else f"--no-{name}"]
+
+
+def _race_options(execution: ExecutionSettings, how: RunSettings) -> list[str]:
+    """Return the options of `h2h race` for these settings; failed runs are reset once, not by every task."""
+    return [
+        *("--threads", str(execution.threads)),
+        *(["--data-dir", execution.data_dir] if execution.data_dir else []),
+        *([] if execution.keep_weights else ["--no-keep-weights"]),
+        *_switch("compile", execution.compile),
+        *_switch("population", how.population),
+        *(["--allow-failed-check"] if how.allow_failed_check else []),
+        *(["--quiet"] if how.quiet else []),
+    ]
 
 
 def _tracker_options(track: str | Sink | Sequence[str | Sink]) -> list[str]:

@@ -21,10 +21,13 @@ from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.study.config.spec import build_study
 from headtohead.study.config.toml_text import toml_text
+from headtohead.study.plan.planner import plan_study
 from headtohead.study.run import slurm as slurm_module
+from headtohead.study.run.execute import Summary, _interruptible
 from headtohead.study.run.slurm import TaskResources, check_shared, slurm_seconds
 from headtohead.study.store.run_store import Store
 from tests import processes
+from tests.results import run_result
 from tests.slurm_stand_in import JOB, Slurm
 
 SMALL: dict[str, Any] = {"arms": ["standard", "diagonal"], "tokens": 512, "batch": 256, "seeds": 2}
@@ -97,19 +100,9 @@ def test_the_script_has_what_was_given(story: Path, tmp_path: Path, slurm: Slurm
     ]
     command = command_in(text)
     assert command[:5] == [sys.executable, "-m", "headtohead", "race", str(out / "slurm" / "study.toml")]
-    assert command[5:] == [
-        *("--out", str(out), "--device", "cuda", "--workers", "4", "--threads", "2"),
-        *(
-            "--data-dir",
-            str(tmp_path),
-            "--no-keep-weights",
-            "--no-compile",
-            "--allow-failed-check",
-            "--extend",
-        ),
-        "--quiet",
-        *("--time-limit", "6960s"),
-    ]
+    expected = "--device cuda --workers 4 --threads 2 --data-dir DATA --no-keep-weights --no-compile"
+    expected += " --allow-failed-check --quiet --extend --time-limit 6960s"
+    assert command[5:] == ["--out", str(out), *expected.replace("DATA", str(tmp_path)).split()]
     assert not list(out.glob("*.json")), "the tasks plan on their own device"
 
 
@@ -381,6 +374,36 @@ def test_tasks_are_as_many_as_can_be_trained_at_the_same_time(
     assert tasks("many", seeds=9) == 8
     assert tasks("pairs", seeds=3, workers=2) == 3
     assert tasks("tuned", seeds=1, arms=["standard"], tune={"lr": [1e-3, 2e-3, 4e-3]}) == 3
+
+
+def test_failed_runs_are_reset_once_by_the_machine_that_submits(
+    story: Path, tmp_path: Path, slurm: Slurm
+) -> None:
+    out = tmp_path / "out"
+    (run,) = plan_study(study(story, arms=["standard"], seeds=1).spec).compared()
+    Store(out).make()
+    folder = Store(out).run(run.id)
+    folder.open(run)
+    folder.finish(run_result("failed", error="mine"))
+    result = study(story, arms=["standard"], seeds=1).run(out, on="slurm", quiet=True)
+    assert result.job is None, "a failed run is a result"
+    result = study(story, arms=["standard"], seeds=1).run(out, on="slurm", retry_failed=True, quiet=True)
+    assert result.job is not None
+    assert not folder.finished()
+    assert "--retry" not in result.job.script.read_text()
+
+
+def test_a_second_sigterm_does_not_interrupt_and_a_second_ctrl_c_does() -> None:
+    class Idle:
+        def stop(self) -> None: ...
+
+    summary = Summary()
+    with _interruptible(summary, Idle()):  # type: ignore[arg-type]
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert summary.stopped
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_a_finished_study_is_judged_and_no_job_is_written(story: Path, tmp_path: Path, slurm: Slurm) -> None:
