@@ -44,7 +44,7 @@ _SPARE_SECONDS = 240.0
 _MOUNTS = Path("/proc/mounts")
 _NODE_LOCAL = ("tmpfs", "ramfs", "devtmpfs", "overlay", "aufs", "squashfs", "rootfs")
 _NODE_LOCAL_PATHS = ("/tmp", "/var/tmp", "/dev", "/run", "/proc", "/sys")
-_DIRECTIVE = re.compile(r"[a-z][a-z0-9]*(-?[a-z0-9]+)+")
+_DIRECTIVE = re.compile(r"[a-z][a-z0-9]+(-[a-z0-9]+)*")
 _OURS = {
     "array": "--jobs sets the number of tasks",
     **dict.fromkeys(("requeue", "no-requeue", "signal"), "every task is signaled and requeued"),
