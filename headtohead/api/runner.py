@@ -40,9 +40,8 @@ from headtohead.study.plan.tuning import (
     tuning_key,
 )
 from headtohead.study.run.admission import check_lines, check_plan
-from headtohead.study.run.execute import Summary, execute, work_of
+from headtohead.study.run.execute import Summary, execute, pending_runs, work_of
 from headtohead.study.run.resume import reset_failed, reuse_notes, unprobed_note, valid_results
-from headtohead.study.run.scoring import is_done
 from headtohead.study.store.frozen import changing_lock, read_lock
 from headtohead.study.store.history import History, study_marks
 from headtohead.study.store.manifest import Manifest
@@ -119,14 +118,8 @@ class StudyRunner:
         known = self.finished(plan)
         manifest = dataclasses.replace(plan.manifest, tuning=tuning.rows)
         added = self.freeze(plan, manifest)
-        for message in (
-            *split_notes(plan.datasets.values()),
-            *tuning.warnings(),
-            *unprobed_note(self.store, known, self.spec.probes),
-            *manifest.notes,
-            *check_lines(manifest.checks),
-        ):
-            self.display.note(message)
+        self._note_once([*self._plan_notes(plan), *tuning.warnings()])
+        self._note_once(unprobed_note(self.store, known, self.spec.probes))
         summary = self.execute(plan)
         self.phases |= {name: seconds for name, seconds in self.display.estimate.spent.items() if seconds}
         with self._phase("report"):
@@ -143,28 +136,30 @@ class StudyRunner:
         spec = dataclasses.replace(self.spec, lengths=tuple(dict.fromkeys(timed.values())))
         tuning, trials = self._previewed_tuning()
         plan = self.plan(spec, tuning.rates())
-        self._note_once([*repetition_notices(plan), *split_notes(plan.datasets.values())])
-        self._note_once([*plan.manifest.notes, *check_lines(plan.manifest.checks)])
+        self._note_once([*repetition_notices(plan), *self._plan_notes(plan)])
         self.store.make()
-        if self.how.retry_failed:
+        if self.how.retry_failed:  # also runs of a length that is not known yet
             reset_failed(self.store, [run.id for run in self.store.runs()])
-        both = ([run for run in runs if not self._done(run)] for runs in (trials, plan.runs.values()))
-        stages = [group_populations(runs, self.execution) for runs in both]
-        left = [run for stage in stages for group in stage for run in group]
-        return Preview(plan, left, max(map(len, stages)))
+        stages = [plan] if trials is None else [trials, plan]
+        for stage in stages:
+            self.finished(stage)
+        left = [pending_runs(self.store, stage) for stage in stages]
+        passes = max(len(group_populations(runs, self.execution)) for runs in left)
+        return Preview(plan, [run for runs in left for run in runs], passes)
 
-    def _previewed_tuning(self) -> tuple[Tuning, list[RunSpec]]:
-        """Return the frozen tuning, or an empty one and the runs of its trials."""
+    def _previewed_tuning(self) -> tuple[Tuning, Plan | None]:
+        """Return the frozen tuning, or an empty one and the plan of its trials."""
         if self.spec.tune is None:
-            return Tuning(), []
+            return Tuning(), None
         key = tuning_key(self.spec, self.plan(grid_spec(self.spec, self.spec.tune.lr[:1])))
         if (known := frozen_tuning(self.store.path, key)) is not None:
-            return known, []
-        return Tuning(), [*self.plan(grid_spec(self.spec, self.spec.tune.lr)).runs.values()]
+            return known, None
+        return Tuning(), self.plan(grid_spec(self.spec, self.spec.tune.lr))
 
-    def _done(self, run: RunSpec) -> bool:
-        """Return whether a run has its result and its probes."""
-        return is_done(self.store.run(run.id), () if run.branches else self.spec.probes)
+    def _plan_notes(self, plan: Plan) -> list[str]:
+        """Return what to know about the datasets and the checked arms of a plan."""
+        manifest = plan.manifest
+        return [*split_notes(plan.datasets.values()), *manifest.notes, *check_lines(manifest.checks)]
 
     def note_forecast(self, preview: Preview, at_once: int) -> None:
         """Show the time of the runs left, `at_once` at the same time, where a race would."""

@@ -57,15 +57,7 @@ def execute(
 
     `later` is work of a later execution, which the estimate of the time left includes.
     """
-    probes = plan.spec.probes
-
-    def done(run: RunSpec, probes: tuple[str, ...]) -> bool:
-        return is_done(store.run(run.id), () if run.branches else probes)
-
-    pending = [run for run in plan.runs.values() if not done(run, probes)]
-    # A trunk whose branches are all done is no longer needed.
-    wanted = {run.parent.run for run in pending if run.parent}
-    pending = [run for run in pending if not run.branches or run.id in wanted]
+    probes, pending = plan.spec.probes, pending_runs(store, plan)
     display.begin(len(plan.runs), [work_of(plan, run) for run in pending], later)
     monitor = Monitor(store, plan, display)
     summary = monitor.summary
@@ -92,9 +84,20 @@ def execute(
     store.check_present()
     # Repeated here in case a process was killed between a branch's result and this call.
     drop_checkpoints(store, plan.runs.values())
-    summary.stopped = summary.stopped or (stop.late and not all(done(run, probes) for run in pending))
-    summary.left = sum(not done(run, probes if summary.stopped else ()) for run in pending)
+    summary.stopped = summary.stopped or (stop.late and not all(_done(store, run, probes) for run in pending))
+    summary.left = sum(not _done(store, run, probes if summary.stopped else ()) for run in pending)
     return summary
+
+
+def pending_runs(store: Store, plan: Plan) -> list[RunSpec]:
+    """Return the runs that lack a result or a probe, without trunks whose branches are all done."""
+    pending = [run for run in plan.runs.values() if not _done(store, run, plan.spec.probes)]
+    wanted = {run.parent.run for run in pending if run.parent}
+    return [run for run in pending if not run.branches or run.id in wanted]
+
+
+def _done(store: Store, run: RunSpec, probes: tuple[str, ...]) -> bool:
+    return is_done(store.run(run.id), () if run.branches else probes)
 
 
 def work_of(plan: Plan, run: RunSpec) -> Work:

@@ -393,6 +393,16 @@ def test_failed_runs_are_reset_once_by_the_machine_that_submits(
     assert "--retry" not in result.job.script.read_text()
 
 
+def test_a_damaged_result_is_left_to_the_tasks(story: Path, tmp_path: Path, slurm: Slurm) -> None:
+    out = tmp_path / "out"
+    study(story, arms=["standard"], seeds=1).run(out, workers=1, quiet=True)
+    (run,) = Store(out).runs()
+    (run.path / "result.json").write_text("{")
+    result = study(story, arms=["standard"], seeds=1).run(out, on="slurm", quiet=True)
+    assert result.job is not None
+    assert (result.summary.left, run.finished()) == (1, False)
+
+
 def test_a_second_sigterm_does_not_interrupt_and_a_second_ctrl_c_does() -> None:
     class Idle:
         def stop(self) -> None: ...
