@@ -35,6 +35,7 @@ from headtohead.api.runs import load_model as load_model
 from headtohead.api.runs import score_task as score_task
 from headtohead.api.runs import score_tasks as score_tasks
 from headtohead.api.site import write_site as write_site
+from headtohead.api.study import SlurmJob as SlurmJob
 from headtohead.api.study import Study as Study
 from headtohead.api.study import examine_study as examine_study
 from headtohead.api.study import open_study as open_study

@@ -71,6 +71,8 @@ def reproduce(
     [study] is stored in `out`, every other one in a subdirectory of its name. A second call runs only what is missing.
     The claims, judged by all finished studies, are written to `claims.json` in `out` and to the page.
     """
+    if execution.get("on", "local") == "slurm":
+        raise UserError("reproduce does not write SLURM jobs; give its studies to h2h race --on slurm")
     known = read_paper(find_paper(paper))
     folder = Path(out) if out is not None else Path("races") / f"{known.name}-{scale}"
     work = _Work(known, scale, folder, execution)

@@ -22,6 +22,7 @@ from headtohead.study.judge.transfer_matrix import Cell
 from headtohead.study.judge.trends import Trend
 from headtohead.study.judge.verdict import Verdict, headlines, sentence, study_verdicts
 from headtohead.study.run.execute import Summary
+from headtohead.study.run.slurm import WrittenJob
 from headtohead.study.store.history import Comparison, History, study_marks
 from headtohead.study.store.manifest import Manifest
 from headtohead.study.store.result import RunResult
@@ -49,6 +50,8 @@ class StudyResult:
     """Seeds added after results were available."""
     phases: dict[str, float] = field(default_factory=dict, repr=False)
     """Seconds of this execution by phase."""
+    job: WrittenJob | None = None
+    """The SLURM job that runs what is left."""
 
     @cached_property
     def analysis(self) -> Analysis:

@@ -26,7 +26,7 @@ from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.freeze import planned_seeds, populations
 from headtohead.study.plan.plan import Plan, Rates
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.plan.population import TUNING, PopulationPolicy
+from headtohead.study.plan.population import TUNING, PopulationPolicy, group_populations
 from headtohead.study.plan.reuse import with_stored_programs
 from headtohead.study.plan.step_timing import FrozenStepTimes
 from headtohead.study.plan.tuning import (
@@ -41,12 +41,13 @@ from headtohead.study.plan.tuning import (
 )
 from headtohead.study.run.admission import check_lines, check_plan
 from headtohead.study.run.cluster.engine import Engine
-from headtohead.study.run.execute import Summary, execute, work_of
+from headtohead.study.run.execute import Summary, execute, pending_runs, work_of
 from headtohead.study.run.resume import reset_failed, reuse_notes, unprobed_note, valid_results
 from headtohead.study.store.frozen import changing_lock, read_lock
 from headtohead.study.store.history import History, study_marks
 from headtohead.study.store.manifest import Manifest
 from headtohead.study.store.result import RunResult
+from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import Store
 
 
@@ -67,6 +68,17 @@ class RunSettings:
     """Executes the runs on a cluster."""
     planning: ExecutionSettings | None = None
     """The settings of this machine if it lacks the device of the cluster's nodes."""
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What is left of a study, as far as it is known before anything is trained."""
+
+    plan: Plan
+    left: list[RunSpec]
+    """Runs without a result, with those of the tuning if it is not finished."""
+    passes: int
+    """How many runs or populations can be trained at the same time."""
 
 
 class StudyRunner:
@@ -95,11 +107,7 @@ class StudyRunner:
 
     def run(self) -> StudyResult:
         """Run everything that has no result yet, then judge and write the report."""
-        self._note_once(design_notices(self.spec))
-        if self.execution.compile and self.spec.tasks:
-            self.display.note(
-                "compile has no effect on tasks: their batches vary in length, so steps are not compiled"
-            )
+        self._note_design()
         tuning = Tuning()
         if self.spec.tune is not None:
             with self._phase("tune"):
@@ -110,24 +118,67 @@ class StudyRunner:
         self.display.estimate.spent.clear()  # of the tuning
         with self._phase("prepare"):
             plan = self.plan(self.spec, tuning.rates())
-        self._note_once([*repetition_notices(plan), *self._budget_notices(plan)])
+        left = [run for run in plan.runs.values() if not self.store.run(run.id).finished()]
+        self._note_once([*repetition_notices(plan), *self._budget_notices(plan, left, self.how.workers)])
         self.store.make()
         known = self.finished(plan)
         manifest = dataclasses.replace(plan.manifest, tuning=tuning.rows)
         added = self.freeze(plan, manifest)
-        for message in (
-            *split_notes(plan.datasets.values()),
-            *tuning.warnings(),
-            *unprobed_note(self.store, known, self.spec.probes),
-            *manifest.notes,
-            *check_lines(manifest.checks),
-        ):
-            self.display.note(message)
+        self._note_once([*self._plan_notes(plan), *tuning.warnings()])
+        self._note_once(unprobed_note(self.store, known, self.spec.probes))
         summary = self.execute(plan)
         self.phases |= {name: seconds for name, seconds in self.display.estimate.spent.items() if seconds}
         with self._phase("report"):
             result = self.report(judge_study(self.store, manifest, added, known), summary)
         return dataclasses.replace(result, phases=self.phases)
+
+    def preview(self) -> Preview:
+        """Plan and check the study as `run` does; train, time and freeze nothing.
+
+        A contest under length = time is planned under length = tokens: the machine that trains it measures its steps.
+        """
+        self._note_design()
+        timed = {length: "tokens" if length.startswith("time") else length for length in self.spec.lengths}
+        spec = dataclasses.replace(self.spec, lengths=tuple(dict.fromkeys(timed.values())))
+        tuning, trials = self._previewed_tuning()
+        plan = self.plan(spec, tuning.rates())
+        self._note_once([*repetition_notices(plan), *self._plan_notes(plan)])
+        self.store.make()
+        if self.how.retry_failed:  # also runs of a length that is not known yet
+            reset_failed(self.store, [run.id for run in self.store.runs()])
+        stages = [plan] if trials is None else [trials, plan]
+        for stage in stages:
+            self.finished(stage)
+        left = [pending_runs(self.store, stage) for stage in stages]
+        passes = max(len(group_populations(runs, self.execution)) for runs in left)
+        return Preview(plan, [run for runs in left for run in runs], passes)
+
+    def _previewed_tuning(self) -> tuple[Tuning, Plan | None]:
+        """Return the frozen tuning, or an empty one and the plan of its trials."""
+        if self.spec.tune is None:
+            return Tuning(), None
+        key = tuning_key(self.spec, self.plan(grid_spec(self.spec, self.spec.tune.lr[:1])))
+        if (known := frozen_tuning(self.store.path, key)) is not None:
+            return known, None
+        return Tuning(), self.plan(grid_spec(self.spec, self.spec.tune.lr))
+
+    def _plan_notes(self, plan: Plan) -> list[str]:
+        """Return what to know about the datasets and the checked arms of a plan."""
+        manifest = plan.manifest
+        return [*split_notes(plan.datasets.values()), *manifest.notes, *check_lines(manifest.checks)]
+
+    def note_forecast(self, preview: Preview, at_once: int) -> None:
+        """Show the time of the runs left, `at_once` at the same time, where a race would."""
+        left = [run for run in preview.left if run.id in preview.plan.runs]
+        self._note_once(self._budget_notices(preview.plan, left, at_once))
+
+    def _note_design(self) -> None:
+        """Show what is noticeable about the settings."""
+        self._note_once(design_notices(self.spec))
+        if self.execution.compile and self.spec.tasks:
+            self.display.note(
+                "compile has no effect on tasks: their batches vary in length, so steps are not compiled"
+            )
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -241,13 +292,12 @@ class StudyRunner:
             write_document(store.path / "study.json", record)
         return added
 
-    def _budget_notices(self, plan: Plan) -> list[str]:
+    def _budget_notices(self, plan: Plan, left: Sequence[RunSpec], workers: int) -> list[str]:
         """Return what to say about the time of the runs left; nothing is measured for a quiet study."""
         if self.how.quiet:
             return []
-        left = [run for run in plan.runs.values() if not self.store.run(run.id).finished()]
         with progress_bar("forecasting", self.how.quiet):
-            return budget_notices(self.settings, plan, left, self.planning, self.how.workers)
+            return budget_notices(self.settings, plan, left, self.planning, workers)
 
     def _work_after_tuning(self) -> list[Work]:
         """Return the work of the contests, without those whose lengths are measured first."""

@@ -8,11 +8,13 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 
-from headtohead.api.cluster import check_place, ray_cluster
+from headtohead.api.cluster import check_place
+from headtohead.api.cluster.ray import ray_cluster
+from headtohead.api.cluster.slurm import JobRequest, planning_device, write_study_job
 from headtohead.api.result import StudyResult, judge_study
 from headtohead.api.runner import RunSettings, StudyRunner
 from headtohead.common.deprecation import old_names
@@ -33,6 +35,7 @@ from headtohead.study.config.spec import (
 )
 from headtohead.study.environment import check_one_type, choose_devices
 from headtohead.study.plan.execution import ExecutionSettings, current_device
+from headtohead.study.run.slurm import SlurmJob, check_shared, check_submittable
 from headtohead.study.store import doctor
 from headtohead.study.store.doctor import Finding
 from headtohead.study.store.manifest import read_manifest
@@ -85,30 +88,36 @@ class Study:
         track: str | Sink | Sequence[str | Sink] = (),
         extend: bool = False,
         allow_failed_check: bool = False,
-        on: str = "local",
+        on: Literal["local", "ray", "slurm"] = "local",
         cpus_per_run: float | None = None,
         gpus_per_run: float | None = None,
+        slurm: SlurmJob | None = None,
     ) -> StudyResult:
         """Run everything that has no result yet, then judge and write the report.
 
         `device="cuda"`, and `auto` if there is a GPU, uses all GPUs of this machine, `cuda:1` only that one.
-        `workers=0` means one process per core on CPU and one per GPU; more are distributed over the GPUs. `time_limit` saves and stops after seconds,
-        or a time such as `8m`.
+        `workers=0` means one process per core on CPU and one per GPU; more are distributed over the GPUs. `time_limit`
+        saves and stops after seconds, or a time such as `8m`.
         `compile=None` compiles single runs on a GPU from size 5m. Populations are compiled on request.
         `population` trains the seeds of an arm, and the rates of a tuning, in one pass; None does so on a GPU where that is
         faster, which is measured once. A study continues the way it was started.
         `track` is a tracker or the names of trackers (`tensorboard`, `wandb`); a failing tracker never fails a run.
         `extend` continues a study in `out` with other datasets, sizes or rules, which is rejected otherwise.
         `allow_failed_check` trains user code that fails the causality check; its verdict is never `better`.
-        `on="ray"` executes the runs on the Ray cluster at RAY_ADDRESS, or on a Ray started here; `cpus_per_run` (default:
-        `threads`) and `gpus_per_run` (default: 1 on GPUs) are what each run or population gets.
+        `on="ray"` executes the runs on the Ray cluster at RAY_ADDRESS, or on a Ray started here. `on="slurm"` checks and
+        plans the study, writes a job array for it as `slurm` says and returns without verdicts; `job` of the result is
+        what was written. `cpus_per_run` (default: `threads`) and `gpus_per_run` (default: 1 on GPUs) are what each run
+        or population gets there.
         """
-        check_place(on, workers, cpus_per_run, gpus_per_run)
+        check_place(on, workers, cpus_per_run, gpus_per_run, slurm)
         store = Store(Path(out) if out is not None else default_folder(self.spec))
+        if on == "slurm":
+            check_shared(store.path)
+            check_submittable(slurm or SlurmJob())
         if not extend:
             check_same_study(store.path, self.spec)
         limit = parse_duration(time_limit) if isinstance(time_limit, str) else time_limit
-        devices = study_devices(self.spec, device) if on == "local" else (torch.device("cpu"),)
+        devices = study_devices(self.spec, device) if on == "local" else (planning_device(device),)
         count = processes(devices, workers, threads)
         used = tuple(map(str, devices[:count]))
         execution = ExecutionSettings(
@@ -134,11 +143,31 @@ class Study:
         if on == "local":
             with current_device(devices[0]):
                 return StudyRunner(self.spec, values, store, execution, how).run()
+        if on == "slurm":
+            runner = StudyRunner(self.spec, values, store, execution, how)
+            request = JobRequest(
+                slurm or SlurmJob(), device, workers, cpus_per_run, gpus_per_run, limit, extend, track
+            )
+            return write_study_job(runner, self.portable_values(), request)
         with ray_cluster(self.spec, execution, device, cpus_per_run, gpus_per_run, quiet) as cluster:
             how = dataclasses.replace(
                 how, workers=cluster.slots, engine=cluster.engine, planning=cluster.planning
             )
             return StudyRunner(self.spec, values, store, cluster.execution, how).run()
+
+    def portable_values(self) -> dict[str, Any]:
+        """Return the settings as a study file holds them; raise UserError for an arm that no file contains."""
+        given = self.values["arms"]
+        arms = []
+        for one, arm in zip(given if isinstance(given, list) else [given], self.spec.arms, strict=True):
+            if not arm.layout.portable:
+                raise UserError(
+                    f"arm '{arm.label}' is a class that no file contains; save it as mine.py and give ./mine.py:{arm.label}"
+                )
+            table = isinstance(one, Mapping)
+            arms.append({**one, "arm": arm.text} if table else one if isinstance(one, str) else arm.text)
+        settings: dict[str, Any] = plain({**self.values, "arms": arms})
+        return settings
 
 
 def study_devices(spec: StudySpec, given: str) -> tuple[torch.device, ...]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from headtohead.cli.shared.options import RunOptions, StudyOptions, flag
+from headtohead.cli.shared.exit_codes import ExitCode
+from headtohead.cli.shared.options import RunOptions, SlurmOptions, StudyOptions, flag
 from headtohead.cli.shared.results import show_left, show_result
+from headtohead.common.terminal import say
 
 
 def command(
@@ -13,6 +15,7 @@ def command(
     *,
     settings: StudyOptions = StudyOptions(),  # noqa: B008  frozen
     run: RunOptions = RunOptions(),  # noqa: B008  frozen
+    slurm: SlurmOptions = SlurmOptions(),  # noqa: B008  frozen
     out: Annotated[str | None, flag("DIR")] = None,
     extend: bool = False,
     track: Annotated[tuple[str, ...], flag("TRACKER")] = (),
@@ -28,7 +31,11 @@ def command(
         extend: continue the study in --out with other datasets, sizes or rules
         track: trackers that receive the metrics: tensorboard, wandb (default: none)
     """
-    result = settings.study(study).run(out, extend=extend, track=track, **run.arguments())
+    result = settings.study(study).run(out, extend=extend, track=track, slurm=slurm.job(), **run.arguments())
+    if result.job is not None:
+        for line in result.job.lines():
+            say(line)
+        return ExitCode.DONE
     if result.verdicts:
         show_result(result)
     return show_left(result.summary)

@@ -17,7 +17,7 @@ from headtohead.cli.shared.help import WIDTH, flags_of, help_page
 from headtohead.common.errors import UserError
 from headtohead.study.store.run_store import Store
 
-SCREEN = 50
+SCREEN = 58
 
 
 def command_of(name: str):  # type: ignore[no-untyped-def]

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from headtohead.api import Study
+from headtohead.api import SlurmJob, Study
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import parse_count, parse_duration
 
@@ -203,10 +203,10 @@ class RunOptions(DeviceOptions):
         compile: torch.compile (default: on GPU for single runs from size 5m)
         population: train the seeds and rates of an arm in one pass (default: on GPU, if faster)
         allow_failed_check: train arms that fail the causality check; never called better
-        on: where runs are executed: this machine, or the Ray cluster at $RAY_ADDRESS
-        cpus_per_run: with --on ray: CPUs of a run (default: --threads)
-        gpus_per_run: with --on ray: GPUs of a run, also a share: 0.5 (default: 1 on GPUs)
         quiet: print no progress
+        on: this machine, Ray (at $RAY_ADDRESS) or SLURM: docs/scaling.md
+        cpus_per_run: CPUs that a run gets with --on ray or slurm (default: --threads)
+        gpus_per_run: GPUs that a run gets there, or a share: 0.5 (default: 1 on GPUs)
     """
 
     time_limit: Annotated[str | None, flag("TIME")] = None
@@ -214,10 +214,10 @@ class RunOptions(DeviceOptions):
     compile: Switch = "auto"
     population: Switch = "auto"
     allow_failed_check: bool = False
-    on: Literal["local", "ray"] = "local"
-    cpus_per_run: Annotated[float | None, flag("COUNT")] = None
-    gpus_per_run: Annotated[float | None, flag("COUNT")] = None
     quiet: bool = False
+    on: Literal["local", "ray", "slurm"] = "local"
+    cpus_per_run: Annotated[float | None, flag("NUMBER")] = None
+    gpus_per_run: Annotated[float | None, flag("NUMBER")] = None
 
     def arguments(self) -> dict[str, Any]:
         """Return these options as keyword arguments of `Study.run` and `reproduce`."""
@@ -225,6 +225,28 @@ class RunOptions(DeviceOptions):
         given["retry_failed"] = given.pop("retry") == "failed"
         given["time_limit"] = seconds_of(self.time_limit)
         return given | {"compile": switched(self.compile), "population": switched(self.population)}
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """The job array of --on slurm.
+
+    Args:
+        jobs: tasks of the job array; 0: one per run that is left, at most 8
+        sbatch: options of sbatch: partition=gpu time=8:00:00 (default: none)
+        submit: submit the job with sbatch
+    """
+
+    heading: ClassVar[str] = "SLURM"
+    jobs: int = 0
+    sbatch: Annotated[tuple[str, ...], flag("KEY=VALUE")] = ()
+    submit: bool = False
+
+    def job(self) -> SlurmJob | None:
+        """Return the job, or None if none of these options is given."""
+        if self == SlurmOptions():
+            return None
+        return SlurmJob(jobs=self.jobs, sbatch=self.sbatch, submit=self.submit)
 
 
 def _seeds(text: str) -> Any:

@@ -65,15 +65,7 @@ def execute(
     `engine` executes them on a cluster; `planning` are then the settings of this machine.
     `later` is work of a later execution, which the estimate of the time left includes.
     """
-    probes = plan.spec.probes
-
-    def done(run: RunSpec, probes: tuple[str, ...]) -> bool:
-        return is_done(store.run(run.id), () if run.branches else probes)
-
-    pending = [run for run in plan.runs.values() if not done(run, probes)]
-    # A trunk whose branches are all done is no longer needed.
-    wanted = {run.parent.run for run in pending if run.parent}
-    pending = [run for run in pending if not run.branches or run.id in wanted]
+    probes, pending = plan.spec.probes, pending_runs(store, plan)
     portable = all(composed.portable for run in pending for composed in plan.composed(run))
     if engine is not None and not portable:
         raise UserError(
@@ -115,9 +107,20 @@ def execute(
     store.check_present()
     # Repeated here in case a process was killed between a branch's result and this call.
     drop_checkpoints(store, plan.runs.values())
-    summary.stopped = summary.stopped or (stop.late and not all(done(run, probes) for run in pending))
-    summary.left = sum(not done(run, probes if summary.stopped else ()) for run in pending)
+    summary.stopped = summary.stopped or (stop.late and not all(_done(store, run, probes) for run in pending))
+    summary.left = sum(not _done(store, run, probes if summary.stopped else ()) for run in pending)
     return summary
+
+
+def pending_runs(store: Store, plan: Plan) -> list[RunSpec]:
+    """Return the runs that lack a result or a probe, without trunks whose branches are all done."""
+    pending = [run for run in plan.runs.values() if not _done(store, run, plan.spec.probes)]
+    wanted = {run.parent.run for run in pending if run.parent}
+    return [run for run in pending if not run.branches or run.id in wanted]
+
+
+def _done(store: Store, run: RunSpec, probes: tuple[str, ...]) -> bool:
+    return is_done(store.run(run.id), () if run.branches else probes)
 
 
 def work_of(plan: Plan, run: RunSpec) -> Work:
@@ -127,13 +130,16 @@ def work_of(plan: Plan, run: RunSpec) -> Work:
 
 @contextmanager
 def _interruptible(summary: Summary, executor: Executor) -> Iterator[None]:
-    """Turn the first Ctrl-C (or SIGTERM) into a clean stop; the second one interrupts immediately."""
+    """Turn Ctrl-C or SIGTERM into a clean stop; a second Ctrl-C interrupts immediately.
+
+    A second SIGTERM does not: batch systems send it to the job's shell, which forwards it, and to this process.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, _: Any) -> None:
-        if summary.stopped:
+        if summary.stopped and number == signal.SIGINT:
             raise KeyboardInterrupt
         summary.stopped = True
         executor.stop()

@@ -408,7 +408,7 @@ class Store:
             (self.path / "runs").mkdir(parents=True, exist_ok=True)
             probe = self.path / f".probe.{os.getpid()}"
             probe.touch()
-            probe.unlink()
+            probe.unlink(missing_ok=True)  # a process of this number on another host may be first
         except OSError as error:
             raise UserError(f"cannot write to {self.path}: {error.strerror}") from None
 

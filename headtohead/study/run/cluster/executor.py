@@ -276,8 +276,8 @@ class ClusterExecutor:
         withdrawn = frozenset(self._offered - needed)
         self._offered -= withdrawn
         offers, self._offers = self._offers, {}
-        told = Instructions(stopping, None if left == math.inf else left, every, offers, withdrawn)
-        return self.engine.exchange(told)
+        instructions = Instructions(stopping, None if left == math.inf else left, every, offers, withdrawn)
+        return self.engine.exchange(instructions)
 
     def _receive(self, post: Post, handle: Callable[[Event], None]) -> None:
         task = self.tasks.get(post.task)

@@ -24,13 +24,13 @@ class Mailbox:
     def post(self, post: Post) -> Reply:
         """Take the news of a task and return what it has to do."""
         with self._lock:
-            told = self._instructions
+            left = self._instructions
             accepted = not self._bytes or self._bytes + post.size <= _MAX_BYTES
             if accepted:
                 self._posts.append(post)
                 self._bytes += post.size
             offers = {key: self._offers[key] for key in post.wanted if key in self._offers}
-            return Reply(accepted, post.task in told.stop, told.seconds_left, told.every, offers)
+            return Reply(accepted, post.task in left.stop, left.seconds_left, left.every, offers)
 
     def exchange(self, instructions: Instructions) -> list[Post]:
         """Return the posts since the last call and keep the driver's instructions."""

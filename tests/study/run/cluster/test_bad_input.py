@@ -18,7 +18,7 @@ from headtohead.study.run.cluster.ray_engine import _check_reachable, _problem
     ("words", "message"),
     [
         (["--on", "ray", "--workers", "3"], "workers=3 is an option of one machine"),
-        (["--gpus-per-run", "0.5"], "cpus_per_run and gpus_per_run are options of a cluster"),
+        (["--gpus-per-run", "0.5"], "cpus_per_run and gpus_per_run apply to --on ray and --on slurm"),
         (["--on", "ray", "--gpus-per-run", "1.5"], "gpus_per_run=1.5: give a share of one such as 0.5"),
         (["--on", "ray", "--device", "cuda:1"], "device cuda:1: Ray assigns the devices of its nodes"),
         (["--on", "moon"], "moon"),
@@ -44,7 +44,7 @@ def test_options_are_checked_in_one_line(
 
 
 def test_the_same_in_python(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"unknown place 'rya'.*ray"):
+    with pytest.raises(UserError, match=r"unknown value for on 'rya'.*ray"):
         Study(arms=["standard", "sharing:tie=kv"]).run(tmp_path, on="rya")
 
 

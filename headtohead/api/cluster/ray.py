@@ -1,4 +1,4 @@
-"""Where the runs of a study are executed: on this machine, or on a cluster."""
+"""The Ray cluster that a study runs on, with the settings that depend on it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from headtohead.common.errors import UserError, unknown
+from headtohead.common.errors import UserError
 from headtohead.common.progress import progress_bar
 from headtohead.study.config.spec import StudySpec
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.run.cluster.engine import Engine, Resources, able_nodes, check_nodes
-
-PLACES = ("local", "ray")
 
 
 @dataclass(frozen=True)
@@ -28,21 +26,6 @@ class Cluster:
     """The settings for what this machine does: it may lack the device of the nodes."""
     slots: int
     """Runs at the same time."""
-
-
-def check_place(on: str, workers: int, cpus_per_run: float | None, gpus_per_run: float | None) -> None:
-    """Raise UserError if the options of a place are not those of the one that is given."""
-    if on not in PLACES:
-        raise unknown("place", on, PLACES)
-    if on == "local" and not (cpus_per_run is None and gpus_per_run is None):
-        raise UserError(
-            "cpus_per_run and gpus_per_run are options of a cluster (--on ray); here, give --workers"
-        )
-    if on != "local" and workers:
-        raise UserError(
-            f"workers={workers} is an option of one machine; on a cluster, --cpus-per-run and --gpus-per-run decide "
-            "how many runs share a node"
-        )
 
 
 @contextmanager
