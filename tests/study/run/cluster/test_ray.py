@@ -186,9 +186,10 @@ def test_bad_clusters_are_rejected_before_anything_is_trained(story: Path, tmp_p
     def rejected(address: str, *words: str) -> str:
         command = [sys.executable, "-m", "headtohead", "race", "--arms", "standard", "sharing:tie=kv"]
         command += ["--corpus", f"file:{story}", "--out", str(out), "--on", "ray", *words]
+        # Ray hands the working directory of the driver to its nodes, which here are on the same host.
         variables = os.environ | {"RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
-            command, env=variables, capture_output=True, text=True, timeout=600, check=False
+            command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode == 2, done.stdout + done.stderr
         assert not out.exists()
