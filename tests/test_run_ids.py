@@ -21,6 +21,7 @@ SLOW = {
     "coupled, paper, glue",
     "deconstructed, small, study",
     "deconstructed, small, quarter",
+    "deconstructed, small, sizes",
     "deconstructed, paper, study",
     "faster_qk, paper, counter",
     "kuramoto-tuning",
