@@ -24,6 +24,7 @@ SLOW = {
     "deconstructed, small, sizes",
     "deconstructed, paper, study",
     "faster_qk, paper, counter",
+    "kuramoto-gap",
     "kuramoto-tuning",
     "kuramoto, small, study",
     "kuramoto, small, sizes",
