@@ -35,6 +35,7 @@ FORMS += [
     KuramotoOptions(group="so3", heads="full", gate="token", drift="half"),
     KuramotoOptions(mask="inclusive", gate="token", heads="full"),
     KuramotoOptions(update="embed", heads="full", gain="capped", phase_map="key"),
+    KuramotoOptions(harmonics=2, successor="replace", heads="full", mask="strict_null", cache="features"),
     KuramotoGatedOptions(),
 ]
 

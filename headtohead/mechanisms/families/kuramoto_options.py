@@ -22,7 +22,7 @@ class KuramotoOptions(Options):
         coupling=random_frozen coupling=off group=s3 group=so3,gate=pair,cache=features
         group=son,order=2,drift=learned group=sphere,successor=mix ffn=swiglu,readout=tied ffn=gelu,cache=i16
         ffn=tanh_bounded ffn=none spread=0.5,sharpness=4,gain_start=0.5 harmonics=3
-        harmonics=2,successor=mix,cache=i16 harmonics=2,successor=replace,heads=full,mask=strict_null,cache=features
+        harmonics=2,successor=mix,cache=i16
     """
 
     mask: str = option(
