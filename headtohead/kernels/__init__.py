@@ -12,7 +12,7 @@ from headtohead.kernels.attention.taylor import taylor_attend
 from headtohead.kernels.matmul.loss import linear_cross_entropy, token_nats
 from headtohead.kernels.matmul.projection import project, weights_kept
 from headtohead.kernels.path import path_name, plain, stacking
-from headtohead.kernels.pointwise.circle import circle, circle_pull
+from headtohead.kernels.pointwise.circle import circle, circle_harmonics, circle_pull
 from headtohead.kernels.pointwise.feedforward import swiglu
 from headtohead.kernels.pointwise.norm import rms_norm
 from headtohead.kernels.pointwise.rotary import rotary_table, rotate

@@ -103,6 +103,8 @@ _SIZES = (
         "nano", 64, 2, 4, 176, 256, 128, Settings(init_std=0.08)
     ),  # at width 64, 0.02 delays the start of learning
     Size("1m", 128, 5, 4, 344, 256, 256),
+    Size("1m-deep", 96, 9, 4, 256, 256, 256),
+    Size("1m-wide", 192, 2, 4, 588, 256, 256),
     Size("5m", 256, 6, 8, 728, 256, 256),
     # BPE of 16,384 and 50,257 tokens
     Size("10m", 256, 6, 4, 1024, 16_384, 512),

@@ -35,6 +35,7 @@ FORMS += [
     KuramotoOptions(group="so3", heads="full", gate="token", drift="half"),
     KuramotoOptions(mask="inclusive", gate="token", heads="full"),
     KuramotoOptions(update="embed", heads="full", gain="capped", phase_map="key"),
+    KuramotoOptions(harmonics=2, successor="replace", heads="full", mask="strict_null", cache="features"),
     KuramotoGatedOptions(),
 ]
 
@@ -128,7 +129,12 @@ def test_double_loop_dense_form_and_sdpa_are_one() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [KuramotoOptions(), KuramotoOptions(gate="token"), KuramotoOptions(mask="strict_null")],
+    [
+        KuramotoOptions(),
+        KuramotoOptions(gate="token"),
+        KuramotoOptions(mask="strict_null"),
+        KuramotoOptions(harmonics=2, successor="mix"),
+    ],
     ids=name_of,
 )
 def test_gradcheck_on_phases_gates_and_gains(options: KuramotoOptions) -> None:
@@ -153,10 +159,11 @@ def test_adding_multiples_of_2_pi_has_no_effect() -> None:
     [
         (KuramotoOptions(), True),
         (KuramotoOptions(successor="mix", heads="full"), True),
+        (KuramotoOptions(harmonics=3), True),
         (KuramotoOptions(mask="strict_null"), False),
         (KuramotoOptions(value="dense"), False),
     ],
-    ids=["default", "mix", "null", "dense"],
+    ids=["default", "mix", "harmonics", "null", "dense"],
 )
 def test_shifting_a_coordinate_of_all_tokens_leaves_the_update(
     options: KuramotoOptions, invariant: bool
@@ -188,9 +195,10 @@ def test_known_answers() -> None:
     assert update[2].item() == pytest.approx(-0.73106, abs=5e-6)
 
 
+@pytest.mark.parametrize("harmonics", [1, 2])
 @pytest.mark.parametrize("successor", ["none", "replace", "mix"])
-def test_causality_bit_for_bit(successor: str) -> None:
-    mechanism, x = build(KuramotoOptions(successor=successor)), phases()
+def test_causality_bit_for_bit(successor: str, harmonics: int) -> None:
+    mechanism, x = build(KuramotoOptions(successor=successor, harmonics=harmonics)), phases()
     before = mechanism(x, frame())
     for t in range(1, TIME):
         changed = x.clone()
@@ -270,6 +278,39 @@ def test_at_fixed_weights_a_step_climbs_and_is_the_gradient() -> None:
         assert (after - agreement(x)).min() > -1e-12, product
 
 
+def test_known_answers_of_the_second_harmonic() -> None:
+    options = KuramotoOptions(sharpness=1.0, harmonics=2)
+    mechanism = Kuramoto(Shape(1, 1, positions="none"), options).double()
+    x = torch.tensor([0.0, math.pi / 4], dtype=torch.float64).view(1, 2, 1)
+    for coefficients, wanted in (([1.0, 0.0], -math.sqrt(0.5)), ([0.0, 1.0], -1.0), ([0.0, -2.0], 2.0)):
+        with torch.no_grad():
+            mechanism.kappa.copy_(torch.tensor(coefficients))
+        assert mechanism(x, frame(2, rope=False))[0, 1, 0].item() == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize("successor", ["none", "replace", "mix"])
+def test_harmonics_start_as_the_layer_without_them(successor: str) -> None:
+    shape, x = Shape(WIDTH, HEADS, 1, 2, 32, positions="rope"), phases()
+    one, three = (
+        Kuramoto(shape, KuramotoOptions(successor=successor, harmonics=count)).double() for count in (1, 3)
+    )
+    assert (one(x, frame()) - three(x, frame())).abs().max() < 1e-14
+    added = sum(p.numel() for p in three.parameters()) - sum(p.numel() for p in one.parameters())
+    assert added == 2 * WIDTH * (2 if successor == "mix" else 1)
+    assert all(parameter.ndim == 1 for parameter in three.parameters()), "a matrix would be decayed"
+
+
+def test_synchrony_is_that_of_the_first_harmonic() -> None:
+    shape, x = Shape(WIDTH, HEADS, 1, 2, 32, positions="rope"), phases()
+    one, three = (
+        Kuramoto(shape, KuramotoOptions(harmonics=count)).double().synchrony(x, frame()) for count in (1, 3)
+    )
+    assert one is not None
+    assert three is not None
+    for name, wanted, found in zip(one._fields, one, three, strict=True):
+        assert torch.allclose(found, wanted, atol=1e-14), name
+
+
 def test_dense_values_are_ordinary_attention_on_features() -> None:
     mechanism, x = build(KuramotoOptions(value="dense"), positions="none"), phases()
     gate = torch.nn.functional.softplus(mechanism.gate).view(HEADS, 1, 4)
@@ -325,9 +366,10 @@ def test_the_tangent_term_is_that_of_akorn_in_two_dimensions() -> None:
     assert torch.allclose(mechanism(x, frame()), moved, atol=1e-12)
 
 
+@pytest.mark.parametrize("harmonics", [1, 2])
 @pytest.mark.parametrize("cache", ["f32", "i16", "features"])
-def test_incremental_decoding_is_the_full_forward(cache: str) -> None:
-    mechanism, x = build(KuramotoOptions(cache=cache)).float(), phases().float()
+def test_incremental_decoding_is_the_full_forward(cache: str, harmonics: int) -> None:
+    mechanism, x = build(KuramotoOptions(cache=cache, harmonics=harmonics)).float(), phases().float()
     kept = mechanism.new_cache(2, TIME, torch.float32)
     parts = []
     for t in range(TIME):
@@ -359,10 +401,11 @@ def test_angles_in_16_bits_are_off_by_half_a_step_and_logits_by_little() -> None
         (KuramotoOptions(cache="i16"), {torch.float32: 2 * WIDTH, torch.bfloat16: 2 * WIDTH}),
         (KuramotoOptions(cache="features"), {torch.bfloat16: 8 * WIDTH}),
         (KuramotoOptions(successor="replace"), {torch.bfloat16: 4 * WIDTH}),
+        (KuramotoOptions(successor="mix", harmonics=3), {torch.bfloat16: 4 * WIDTH}),
         (KuramotoGatedOptions(), {torch.bfloat16: 4 * WIDTH + 4 * WIDTH}),
         (KuramotoOptions(coupling="off"), {torch.float32: 0}),
     ],
-    ids=["f32", "i16", "features", "successor", "gated", "off"],
+    ids=["f32", "i16", "features", "successor", "harmonics", "gated", "off"],
 )
 def test_declared_cache_bytes_are_the_published_ones(options: Any, per_token: dict[torch.dtype, int]) -> None:
     mechanism = build(options)
@@ -413,6 +456,8 @@ def test_flops_are_the_published_ones() -> None:
         width, layers = shape.width, shape.layers
         exact = layers * (8 * width * 255 / 2 + 10 * width * ffn) + 4 * width * 256
         assert model.flops(256).causal == exact
+        more = Decoder.on_meta(shape, parse_layout("kuramoto:harmonics=3").layers(shape.layers))
+        assert more.flops(256).causal == exact + layers * 8 * width * 255 / 2, "each harmonic mixes 2 D more"
 
 
 def test_initial_values_are_the_published_ones() -> None:
@@ -454,6 +499,12 @@ def test_circuits_follow_the_right_group() -> None:
         assert groups[name] == ("own", "qk", False)
     assert groups["v.weight"] == ("ov", None, True)
     assert groups["kappa"] == ("own", "ov", False)
+    (gains,) = (
+        one
+        for one in build(KuramotoOptions(harmonics=2, successor="mix")).circuits()
+        if "here" in one.parameters
+    )
+    assert (set(gains.parameters), gains.tag, gains.follows) == ({"here", "after"}, "own", "ov")
 
 
 @pytest.mark.parametrize(
@@ -467,6 +518,15 @@ def test_circuits_follow_the_right_group() -> None:
         ({"gate": "const", "gate_map": "exp"}, "gate=const has no learned value to map"),
         ({"value": "dense", "update": "embed"}, "takes no tangent step"),
         ({"successor": "mix", "gain": "capped"}, "its own two coefficients"),
+        (
+            {"harmonics": 2, "gain": "capped"},
+            "gain=capped has no effect: harmonics=2 learn a coefficient each",
+        ),
+        ({"harmonics": 2, "update": "embed"}, "a mean in the plane has no harmonics"),
+        ({"harmonics": 2, "value": "dense"}, "harmonics=2 has no effect: value=dense takes no tangent step"),
+        ({"harmonics": 2, "coupling": "off"}, "coupling=off disables the update"),
+        ({"harmonics": 2, "group": "s3"}, "group=s3 has no angles"),
+        ({"harmonics": 0}, "harmonics=0 is too small"),
         ({"group": "s3", "phase_map": "both"}, "group=s3 has no angles"),
         ({"group": "so3", "cache": "i16"}, "cache=i16 keeps angles"),
         ({"order": 3}, "order applies to son and sphere"),

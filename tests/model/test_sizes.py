@@ -8,6 +8,8 @@ from headtohead.model.sizes import SIZES, Size, find_size
 COUNTS = {
     "nano": 117_056,
     "1m": 1_022_336,
+    "1m-deep": 1_021_728,
+    "1m-wide": 1_022_400,
     "5m": 4_996_352,
     "10m": 10_489_088,
     "60m": 59_294_720,

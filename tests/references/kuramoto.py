@@ -79,8 +79,10 @@ def layer(
             pair[side] = 2 * torch.sigmoid(flat @ p[f"gate_{side}.weight"].T + p[f"gate_{side}.bias"])
 
     update = torch.zeros(time, total, features.shape[-1], dtype=x.dtype)
+    coupling = []
     for h in range(heads):
         own = list(mine[h])
+        rows = []
         for t in range(time):
             last = t + 1 if o.mask == "inclusive" else t
             scores = torch.stack(
@@ -98,7 +100,8 @@ def layer(
                 scores = torch.cat((score.view(1), scores))
             weights = torch.softmax(scores, 0)
             weights = weights[1:] if o.mask == "strict_null" else weights
-            for u in range(last):
+            rows.append(torch.nn.functional.pad(weights, (0, time - last)))
+            for u in range(last if o.harmonics == 1 else 0):
                 carried = features[u]
                 if o.successor == "replace":
                     carried = features[u + 1]
@@ -108,14 +111,37 @@ def layer(
                 chosen[own] = 1.0
                 moved = weights[u] * chosen * carried
                 update = update + torch.nn.functional.one_hot(torch.tensor(t), time)[:, None, None] * moved
+        coupling.append(torch.stack(rows))
 
     if o.value == "dense":
         return update.flatten(1) @ p["v.weight"].T
+    if o.harmonics > 1:
+        return _kernel(o, p, points.squeeze(-1), torch.stack(coupling), mine)
     start = o.gain_start / (heads if o.heads == "full" else 1)
     kappa = torch.full((total,), 1.0 if o.successor == "mix" else start, dtype=x.dtype)
     if "kappa" in p:
         kappa = 2 * torch.sigmoid(p["kappa"]) if o.gain == "capped" else p["kappa"]
     return _tangent(o, points, seen, update, kappa).flatten(1)
+
+
+def _kernel(
+    o: SimpleNamespace, p: dict[str, Tensor], phase: Tensor, coupling: Tensor, mine: list[range]
+) -> Tensor:
+    """Return sum over heads, delays and harmonics k of c sum_u A[t, u] sin(k (th[u + delay] - th[t])), (time, width)."""
+    width = phase.shape[1]
+    names = {"none": {"kappa": 0}, "replace": {"kappa": 1}, "mix": {"here": 0, "after": 1}}[o.successor]
+    moved = torch.zeros_like(phase)
+    for name, delay in names.items():
+        coefficient = p[name].view(width, o.harmonics)
+        # The last state has no successor; no query attends to it then, so any value will do.
+        ahead = torch.cat((phase[delay:], phase[:delay]))
+        apart = ahead[None, :, :] - phase[:, None, :]
+        for k in range(1, o.harmonics + 1):
+            for h, own in enumerate(mine):
+                pulled = (coupling[h][:, :, None] * torch.sin(k * apart)).sum(1)
+                inside = torch.tensor([float(j in own) for j in range(width)], dtype=phase.dtype)
+                moved = moved + inside * coefficient[:, k - 1] * pulled
+    return moved
 
 
 def _score(o, p, tables, shown, pair, features, rates, h, own, per_head, t, u):  # type: ignore[no-untyped-def]

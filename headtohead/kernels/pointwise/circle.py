@@ -1,4 +1,4 @@
-"""Phases as points on the circle: (cos, sin) of each phase, and the pull of an average point on a phase."""
+"""Phases as points on the circle: (cos, sin) of each phase and of its multiples, and the pull of an average point."""
 
 from __future__ import annotations
 
@@ -33,6 +33,16 @@ def circle_pull(point: Tensor, average: Tensor) -> Tensor:
 def circle_pull_plain(point: Tensor, average: Tensor) -> Tensor:
     """Plain reference: cos th * S - sin th * C."""
     return point[..., 0] * average[..., 1] - point[..., 1] * average[..., 0]
+
+
+def circle_harmonics(point: Tensor, count: int) -> Tensor:
+    """Return (..., count, 2): circle(th), circle(2 th), ..., circle(count th) from point = circle(th), (..., 2)."""
+    cos, sin = point.unbind(-1)
+    found = [(cos, sin)]
+    for _ in range(1, count):
+        c, s = found[-1]
+        found.append((c * cos - s * sin, s * cos + c * sin))
+    return torch.stack([torch.stack(pair, -1) for pair in found], -2)
 
 
 class _Circle(torch.autograd.Function):

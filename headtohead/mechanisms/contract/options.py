@@ -20,9 +20,15 @@ def option(
     low: float | None = None,
     high: float | None = None,
     parse: Callable[[str], Any] | None = None,
+    added_later: bool = False,
 ) -> Any:
-    """Return a dataclass field with a one-line description and its allowed values."""
+    """Return a dataclass field with a one-line description and its allowed values.
+
+    An option that is `added_later` to a mechanism with recorded runs has the behavior before as its default, and is part of
+    a run's identity only with another value: the ids of those runs stay valid.
+    """
     metadata = {"help": explanation, "choices": choices, "low": low, "high": high, "parse": parse}
+    metadata["added_later"] = added_later
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -118,6 +124,13 @@ def variant_fields(cls: type[Options], variant: type[Options]) -> list[dataclass
 def options_as_dict(options: Any) -> dict[str, Any]:
     """Return every option with its value, JSON-ready."""
     return {name: _listed(value) for name, value in _items(options)}
+
+
+def identifying_options(options: Any) -> dict[str, Any]:
+    """Return the options that are part of a run's identity: all but those added later that have their default."""
+    fields, changed = dataclasses.fields(options), changed_options(options)
+    silent = {field.name for field in fields if field.metadata.get("added_later")} - changed.keys()
+    return {name: value for name, value in options_as_dict(options).items() if name not in silent}
 
 
 def changed_options(options: Any) -> dict[str, Any]:

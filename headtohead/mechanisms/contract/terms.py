@@ -12,7 +12,7 @@ from typing import Any
 from headtohead.common.errors import UserError
 from headtohead.common.files import digest, open_regular
 from headtohead.mechanisms.contract.base import Mechanism, Shape, default_label
-from headtohead.mechanisms.contract.options import build_options, options_as_dict
+from headtohead.mechanisms.contract.options import build_options, identifying_options
 from headtohead.mechanisms.contract.projected import Projected, Stage
 from headtohead.mechanisms.contract.registry import Kind, adopt, find_mechanism, load_mechanism
 from headtohead.mechanisms.contract.score import Score
@@ -51,7 +51,7 @@ class Term:
 
     def as_dict(self) -> dict[str, Any]:
         """Return every part of this term that can change a result."""
-        record: dict[str, Any] = {"mechanism": self.kind.name, "options": options_as_dict(self.options)}
+        record: dict[str, Any] = {"mechanism": self.kind.name, "options": identifying_options(self.options)}
         return record | ({"source": self.source} if self.source else {})
 
 

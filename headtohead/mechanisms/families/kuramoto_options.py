@@ -21,7 +21,8 @@ class KuramotoOptions(Options):
         value=dense,successor=replace successor=mix,heads=full coupling=uniform,successor=mix
         coupling=random_frozen coupling=off group=s3 group=so3,gate=pair,cache=features
         group=son,order=2,drift=learned group=sphere,successor=mix ffn=swiglu,readout=tied ffn=gelu,cache=i16
-        ffn=tanh_bounded ffn=none spread=0.5,sharpness=4,gain_start=0.5
+        ffn=tanh_bounded ffn=none spread=0.5,sharpness=4,gain_start=0.5 harmonics=3
+        harmonics=2,successor=mix,cache=i16
     """
 
     mask: str = option(
@@ -77,6 +78,13 @@ class KuramotoOptions(Options):
         "attend to u and couple to u (none), to its successor (replace), or to both with learned weights (mix)",
         choices=("none", "replace", "mix"),
     )
+    harmonics: int = option(
+        1,
+        "terms of the coupling function: sum_k c_k sin(k (th_u - th_t)) for k up to this number, signed c_k "
+        "learned per coordinate, initially kappa for k = 1 and 0 for the others",
+        low=1,
+        added_later=True,
+    )
     coupling: str = option(
         "softmax",
         "controls: equal weights (uniform), fixed random weights (random_frozen), no coupling (off)",
@@ -122,6 +130,7 @@ class KuramotoOptions(Options):
                 f"successor={self.successor} with mask=inclusive would read the token after the query; use a "
                 "strict mask"
             )
+        idle: dict[str, Any]
         if self.coupling != "softmax":
             idle = {"gate": "static", "gate_map": "softplus", "phase_map": "none", "drift": "fixed"}
             self._reject(idle, f"coupling={self.coupling} has no scores to learn")
@@ -129,17 +138,22 @@ class KuramotoOptions(Options):
                 raise UserError(f"mask=strict_null needs scores; coupling={self.coupling} has none to learn")
         if self.coupling == "off":
             idle = {"heads": "partition", "gain": "learned", "value": "phase", "update": "tangent"}
-            self._reject(idle | {"successor": "none", "cache": "f32"}, "coupling=off disables the update")
+            idle |= {"successor": "none", "harmonics": 1, "cache": "f32"}
+            self._reject(idle, "coupling=off disables the update")
         if self.gate == "const":
             self._reject({"gate_map": "softplus"}, "gate=const has no learned value to map")
         if self.value == "dense":
-            self._reject({"update": "tangent", "gain": "learned"}, "value=dense takes no tangent step")
+            idle = {"update": "tangent", "gain": "learned", "harmonics": 1}
+            self._reject(idle, "value=dense takes no tangent step")
         if self.successor == "mix":
             self._reject(
                 {"gain": "learned"}, "successor=mix learns its own two coefficients instead of the gain"
             )
+        if self.harmonics > 1:
+            self._reject({"gain": "learned"}, f"harmonics={self.harmonics} learn a coefficient each")
+            self._reject({"update": "tangent"}, "a mean in the plane has no harmonics")
         if self.group != "s1":
-            only = {"phase_map": "none", "update": "tangent", "spread": 1.0}
+            only = {"phase_map": "none", "update": "tangent", "harmonics": 1, "spread": 1.0}
             self._reject(only, f"group={self.group} has no angles")
             if self.cache == "i16":
                 raise UserError(f"cache=i16 keeps angles; group={self.group} has none")

@@ -9,6 +9,7 @@ import msgspec
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.study.probes import (
+    copies,
     corpora,
     decode,
     explain,
@@ -33,6 +34,7 @@ PROBES: dict[str, Probe] = {
     "explain": explain.PROBE,
     "projections": projections.PROBE,
     "phases": phases.PROBE,
+    "copies": copies.PROBE,
 }
 
 

@@ -10,6 +10,7 @@ from headtohead.mechanisms.contract.options import (
     build_options,
     changed_options,
     describe_options,
+    identifying_options,
     option,
     options_as_dict,
     value_text,
@@ -31,6 +32,19 @@ class Bare:
 
     needed: int
     extra: float = 2.0
+
+
+@dataclass(frozen=True)
+class Extended(Sample):
+    """The options of `Sample` after one more was added."""
+
+    terms: int = option(1, "how many terms", low=1, added_later=True)
+
+
+def test_an_option_added_later_identifies_a_run_only_if_it_differs_from_its_default() -> None:
+    assert identifying_options(Extended()) == identifying_options(Sample()) == options_as_dict(Sample())
+    assert identifying_options(Extended(terms=2)) == options_as_dict(Sample()) | {"terms": 2}
+    assert identifying_options(Bare(3)) == {"needed": 3, "extra": 2.0}
 
 
 def test_texts_become_values() -> None:

@@ -411,7 +411,8 @@ def test_no_better_ignores_the_other_side(tmp_path: Path, mean: float, direction
 
 
 def test_the_claims_about_trends_and_equal_time_can_be_decided() -> None:
-    for name, number in (("sharing", 6), ("sharing", 13), ("deconstructed", 13), ("coupled", 6)):
+    trends = (("sharing", 5), ("sharing", 6), ("sharing", 13), ("deconstructed", 13), ("kuramoto", 3))
+    for name, number in (*trends, ("coupled", 6)):
         paper = read_paper(find_paper(name))
         (claim,) = (claim for claim in paper.claims if claim.id == f"{name}.{number}")
         assert "open" not in {criterion.kind for criterion in claim.criteria}
@@ -432,9 +433,35 @@ def test_each_data_set_of_faster_qk_is_judged_at_its_published_threshold() -> No
 
 
 def test_corpora_that_are_compared_have_equal_unique_bytes() -> None:
-    spec = build_study(read_paper(find_paper("coupled")).settings("small"))
-    assert [name.partition("(")[0] for name in spec.corpora[:3]] == ["first:9M"] * 3
-    assert all(name.count("first:3M(") == 3 for name in spec.corpora[3:])
+    paper = read_paper(find_paper("coupled"))
+    whole, others = (build_study(paper.settings("small", study)).corpora for study in ("study", "corpora"))
+    assert [name.partition("(")[0] for name in (*whole, *others[:2])] == ["first:9M"] * 3
+    assert len(others) == 4
+    assert all(name.count("first:3M(") == 3 for name in others[2:])
+
+
+def test_the_published_kernel_is_judged_with_delay_and_harmonics() -> None:
+    paper = read_paper(find_paper("kuramoto"))
+    (claim,) = (claim for claim in paper.claims if claim.id == "kuramoto.9")
+    deciding = [criterion for criterion in claim.criteria if criterion.decides]
+    assert {(one.kind, one.arm) for one in deciding} == {
+        ("difference", "delay and harmonics"),
+        ("probe", "delay and harmonics"),
+    }
+    for scale in SCALES:
+        spec = build_study(paper.settings(scale))
+        (arm,) = (arm for arm in spec.arms if arm.label == "delay and harmonics")
+        assert "successor=mix" in arm.text
+        assert "harmonics=3" in arm.text
+        assert any(probe.partition(":")[0] == "copies" for probe in spec.probes)
+
+
+@pytest.mark.parametrize("name", ["coupled", "sharing", "deconstructed", "kuramoto"])
+def test_every_judged_study_at_scale_small_has_five_seeds_or_more(name: str) -> None:
+    paper = read_paper(find_paper(name))
+    used = {getattr(part, "study", "") for claim in paper.claims for part in claim.criteria}
+    for study in used & set(paper.studies("small")):
+        assert len(build_study(paper.settings("small", study)).seeds) >= 5, study
 
 
 def probed(folder: Path, criteria: str, **values: list[float]) -> ClaimResult:

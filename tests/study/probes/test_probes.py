@@ -225,6 +225,19 @@ def test_projections_and_phases_are_measured_where_they_exist() -> None:
     assert "no layer has phases" in take("phases", subject("standard"))["none"]
 
 
+def test_copies_split_the_loss_by_the_longest_earlier_match() -> None:
+    one = subject("standard")
+    found = take("copies:8", one)
+    windows = one.windows(8, one.model.size.context + 1)
+    counts, nats = found["tokens"], found["nats"]
+    assert sum(counts.values()) == windows[:, 1:].numel()
+    assert counts["0"] >= len(windows), "the first token of a window has no earlier one"
+    whole = sum(counts[name] * (nats[name] or 0.0) for name in counts)
+    assert whole == pytest.approx(float(one.model.nats(windows[:, :-1], windows[:, 1:]).double().sum()))
+    deep = sum(counts[name] for name in ("4", "8", "16"))
+    assert found["copied"] * deep + found["new"] * (windows[:, 1:].numel() - deep) == pytest.approx(whole)
+
+
 def test_windows_are_spread_over_the_test_split() -> None:
     one = subject("standard")
     text = np.asarray(one.corpus.splits["test"].tokens)
