@@ -223,14 +223,14 @@ def test_a_claim_can_compare_two_settings_of_the_dial(folder: Path, dials: list[
     paper = read_paper(find_paper("coupled"))
     claim = next(claim for claim in paper.claims if claim.id == "coupled.14")
     (criterion,) = claim.criteria
-    assert set(criterion.values) <= set(paper.scales["small"]["corpus"])
+    assert set(criterion.values) <= set(paper.studies("small")[criterion.study]["corpus"])
     assert criterion.expect == "lower"
     result = open_study(folder)
     changed = dataclasses.replace(
         claim, criteria=(dataclasses.replace(criterion, arm="coupled", values=tuple(dials)),)
     )
     paper = dataclasses.replace(paper, claims=(claim, changed))
-    there, here = judge_claims(paper, "small", {"study": result.analysis})
+    there, here = judge_claims(paper, "small", {criterion.study: result.analysis})
     assert there.scale == "not run"
     assert here.scale == "reduced scale"
     low, high = (row.difference or 0 for row in result.verdicts if row.arm == "coupled")
