@@ -26,8 +26,8 @@ build/results/%: results/%/runs.tar.gz results/%/study.json | setup
 test: lint
 	$(BIN)/python -m pytest -q -rs -n 2 --dist worksteal -m "not slow and not gpu" tests
 
-# Everything too long for `make test`, and property tests with FUZZ times as many examples.
-test-slow: setup
+# Everything too long for `make test`, studies on Ray, and property tests with FUZZ times as many examples.
+test-slow: $(VENV)/.ray
 	H2H_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q -rs -n 2 --dist worksteal -m "slow or fuzz" tests
 
 # On a machine with a CUDA device; GPU_PYTHON may name a Python that has torch, triton and pytest already.
@@ -52,6 +52,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "could not make $(VENV): on Debian, apt install python3-venv"; rm -rf $(VENV); exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
+
+$(VENV)/.ray: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache headtohead.egg-info
