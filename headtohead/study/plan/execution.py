@@ -68,7 +68,11 @@ def max_rows(size: Size, training: TrainSettings, device: torch.device) -> int:
 def _sequences(size: Size, device: torch.device) -> int:
     # Logits are not counted, although populations compute them in full: small models have small vocabularies.
     per_sequence = 4 * size.context * (size.layers * (14 * size.width + 4 * size.ffn) + 4 * size.width)
-    room = 2**30 if device.type == "cpu" else int(0.6 * torch.cuda.mem_get_info(device)[0])
+    if device.type == "cpu":
+        return 2**30 // per_sequence
+    free, total = torch.cuda.mem_get_info(device)
+    # A process may be limited to a share of its GPU.
+    room = int(0.6 * min(free, torch.cuda.get_per_process_memory_fraction(device) * total))
     return room // per_sequence
 
 

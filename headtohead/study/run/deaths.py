@@ -11,9 +11,10 @@ MAX_DEATHS = 2
 
 
 def record_death(run: RunDirectory, how: str) -> str:
-    """Record a run whose process died as failed; return the message about it."""
+    """Record a run whose process died as failed; return the message about it, empty if another executor has the run."""
     message = f"its process {how.partition(':')[0]} ({MAX_DEATHS} times)"
     with LeaseManager().acquire(run.path) as lease:
-        if lease is not None and not run.finished():
-            run.finish(RunResult(status="failed", error=message))
+        if lease is None or run.finished():
+            return ""
+        run.finish(RunResult(status="failed", error=message))
     return f"run {run.id} is recorded as failed: {message}; run it again with --retry failed"

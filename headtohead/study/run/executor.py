@@ -168,8 +168,12 @@ class WorkerPool:
                 continue
             count = self.deaths[worker.run] = self.deaths.get(worker.run, 0) + 1
             say(f"a worker {how}" + (f" (see {worker.log})" if worker.log.is_file() else ""))
-            if worker.run and count == MAX_DEATHS:
-                say(record_death(self.store.run(worker.run), how))
+            if (
+                worker.run
+                and count >= MAX_DEATHS
+                and (failed := record_death(self.store.run(worker.run), how))
+            ):
+                say(failed)
             if not ending and (worker.run or count < MAX_DEATHS):
                 self.workers.append(self._spawn(worker.index))
 

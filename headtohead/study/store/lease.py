@@ -33,7 +33,7 @@ class Owner:
     @property
     def here(self) -> bool:
         """Whether this process can see it: it runs on this host and in the same container (PID namespace)."""
-        return self.host == _this_host()
+        return self.host == this_host()
 
     @property
     def dead(self) -> bool:
@@ -50,12 +50,12 @@ class Owner:
 
     def __str__(self) -> str:
         name = self.host.partition("?")[0]
-        near = not self.here and name == _this_host().partition("?")[0]
+        near = not self.here and name == this_host().partition("?")[0]
         return f"process {self.pid} {'in another container ' if near else ''}on {name}"
 
 
 @cache
-def _this_host() -> str:
+def this_host() -> str:
     """Return the host name that this process writes into its locks: it includes the PID namespace."""
     with TemporaryDirectory() as folder:
         lease = SoftFileLease(Path(folder) / "lock", lease_duration=LEASE_SECONDS)

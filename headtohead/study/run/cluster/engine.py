@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from headtohead.common.errors import UserError
 from headtohead.study.run.cluster.messages import Instructions, NodeFacts, Order, Post, TaskEnd, Versions
+from headtohead.study.run.cluster.node import device_type
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,11 @@ class Engine(Protocol):
     needed: Resources
 
     def nodes(self) -> list[Node]:
-        """Return the nodes that are alive."""
+        """Return the nodes that are alive, without those to avoid."""
+        ...
+
+    def avoid(self, node: str) -> None:
+        """Start no further task on a node."""
         ...
 
     def facts(self, nodes: Sequence[Node], store: str, nonce: str) -> dict[str, NodeFacts | str]:
@@ -108,11 +113,12 @@ def check_nodes(engine: Engine, *, timed: bool) -> None:
             raise UserError(
                 f"node {facts.host} has {problem}: install the same versions on every node; nothing was trained"
             )
-    devices = sorted({facts.device for facts in known})
+    # Step times are measured where the driver runs.
+    devices = sorted({device_type(engine.needed.gpus > 0), *(facts.device for facts in known)})
     if timed and len(devices) > 1:
         raise UserError(
-            f"length=time compares runs on devices of one type, and the nodes have {', '.join(devices)}: use a "
-            "cluster of one type, or length=tokens or flops"
+            f"length=time compares runs on devices of one type, and this machine and the nodes have "
+            f"{', '.join(devices)}: use machines of one type, or length=tokens or flops"
         )
 
 
@@ -123,11 +129,15 @@ def able_nodes(engine: Engine) -> list[Node]:
 
 def store_is_shared(engine: Engine, store: Path, nonce: str) -> bool:
     """Return whether all nodes that can take tasks see a file in the store."""
-    return all(facts.shares_store for facts in _facts(engine, able_nodes(engine), str(store), nonce))
+    found = engine.facts(able_nodes(engine), str(store), nonce).values()
+    return all(isinstance(facts, NodeFacts) and facts.shares_store for facts in found)
 
 
 def _facts(engine: Engine, nodes: Sequence[Node], store: str, nonce: str) -> list[NodeFacts]:
-    found = engine.facts(nodes, store, nonce).values()
-    if problems := {facts for facts in found if isinstance(facts, str)}:
+    """Return the facts of nodes; raise UserError if one has none, unless it was lost meanwhile."""
+    found = engine.facts(nodes, store, nonce)
+    alive = {node.name for node in engine.nodes()}
+    problems = {facts for name, facts in found.items() if isinstance(facts, str) and name in alive}
+    if problems:
         raise UserError("; ".join(sorted(problems)))
-    return [facts for facts in found if isinstance(facts, NodeFacts)]
+    return [facts for facts in found.values() if isinstance(facts, NodeFacts)]

@@ -25,7 +25,7 @@ class Mailbox:
         """Take the news of a task and return what it has to do."""
         with self._lock:
             left = self._instructions
-            accepted = not self._bytes or self._bytes + post.size <= _MAX_BYTES
+            accepted = not (post.size and self._bytes) or self._bytes + post.size <= _MAX_BYTES
             if accepted:
                 self._posts.append(post)
                 self._bytes += post.size

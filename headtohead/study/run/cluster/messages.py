@@ -78,6 +78,10 @@ class Order(Struct, frozen=True):
     """Paths that specs name, and the places of those files among `inputs`."""
     state: tuple[ShippedFile, ...] = ()
     """The files of its runs so far, if the store is not shared."""
+    trunks: dict[str, bytes] = {}
+    """Files of trunks that still change, as they are now, by their place in a store."""
+    device: str = ""
+    """The type of device that it needs; empty for any."""
 
 
 class Unit(Struct, frozen=True):
@@ -98,7 +102,8 @@ class Changes(Struct, frozen=True):
 
     run: str
     units: list[Unit]
-    removed: list[str]
+    present: list[str]
+    """The names of its checkpoints; others have been deleted."""
 
 
 class Post(Struct, frozen=True):
@@ -110,8 +115,9 @@ class Post(Struct, frozen=True):
     wanted: list[str] = []
     """The sha256 of files that it waits for."""
     host: str = ""
+    pid: int = 0
     node: str = ""
-    """The engine's name of its node; in the first post."""
+    """The engine's name of its node. Host, process and node are in the first post."""
 
     @property
     def size(self) -> int:
@@ -148,13 +154,15 @@ class Instructions(Struct, frozen=True):
 
 
 class TaskEnd(Struct, frozen=True):
-    """How a task ended, according to the engine."""
+    """How a task ended: of its own, or according to the engine."""
 
     task: str
-    how: Literal["returned", "raised", "process died", "node lost", "cancelled"]
+    how: Literal["returned", "unshared", "held", "unfit", "raised", "process died", "node lost", "cancelled"]
+    """Returned: its runs have ended. It did nothing if its node does not see the store (unshared), if another executor
+    has a run (held), or if its node cannot do the work (unfit)."""
     message: str = ""
-    unshared: bool = False
-    """Whether it did nothing because its node does not see the store."""
+    node: str = ""
+    """The engine's name of an unfit node."""
 
 
 def processor() -> str:

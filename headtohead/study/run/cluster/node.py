@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import shutil
 import socket
 import tempfile
 import threading
@@ -38,17 +39,19 @@ from headtohead.study.run.cluster.shipping import (
     DATA,
     localized,
     may_share,
+    owned_name,
     remove_abandoned,
     unpack_inputs,
     unpack_state,
     write_chunks,
 )
 from headtohead.study.run.events import Event
-from headtohead.study.store.run_spec import RunSpec, run_spec_from
+from headtohead.study.store.run_spec import run_spec_from
 from headtohead.study.store.run_store import Store
 
 _PREFIX = "h2h-task"
-_HELD_SECONDS = 0.5
+_FAILING_SECONDS = 30.0
+"""After this time without a successful post the driver counts as gone."""
 
 
 class Link(Protocol):
@@ -58,7 +61,7 @@ class Link(Protocol):
     """The engine's name of this node."""
 
     def post(self, post: Post) -> Reply:
-        """Send news and return the answer; raises if the driver is gone."""
+        """Send news and return the answer; raises DriverGone if the driver has ended."""
         ...
 
     def fetch(self, offer: Any) -> Iterator[bytes]:
@@ -66,10 +69,18 @@ class Link(Protocol):
         ...
 
 
+class DriverGone(Exception):
+    """The driver has ended; a task can send it nothing any more."""
+
+
+def device_type(on_gpu: bool) -> str:
+    """Return the name of this machine's first GPU, or of its processor."""
+    return torch.cuda.get_device_name(0) if on_gpu and torch.cuda.is_available() else processor()
+
+
 def node_facts(store: str, nonce: str, on_gpu: bool) -> NodeFacts:
     """Return the facts of this node."""
-    device = torch.cuda.get_device_name(0) if on_gpu and torch.cuda.is_available() else processor()
-    return NodeFacts(socket.gethostname(), Versions.here(), device, _sees(store, nonce))
+    return NodeFacts(socket.gethostname(), Versions.here(), device_type(on_gpu), _sees(store, nonce))
 
 
 def _sees(store: str, nonce: str) -> bool:
@@ -78,22 +89,23 @@ def _sees(store: str, nonce: str) -> bool:
 
 def run_task(order: Order, link: Link) -> TaskEnd:
     """Execute the runs of an order; return how it ended."""
+    host = socket.gethostname()
     if problem := order.versions.differences(Versions.here()):
-        return TaskEnd(order.task, "raised", f"node {socket.gethostname()} has {problem}")
+        return TaskEnd(order.task, "unfit", f"node {host} has {problem}", link.node)
+    if order.device and (found := device_type(order.gpus > 0)) != order.device:
+        return TaskEnd(order.task, "unfit", f"node {host} has {found} instead of {order.device}", link.node)
     if order.shared and not _sees(order.store, order.nonce):
-        return TaskEnd(order.task, "returned", unshared=True)
+        return TaskEnd(order.task, "unshared")
     if 0 < order.gpus < 1 and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(order.gpus)
     with Reporter(order.task, link) as reporter:
         try:
             inputs = unpack_inputs(order.inputs, reporter.fetch) if order.inputs else None
             with _store(order, reporter) as store:
-                _execute(order, store, inputs, reporter)
-        except UserError as error:  # a file cannot be written or read here
-            first = order.runs[0]["id"]
-            reporter.emit(Event("deferred", first, message=f"{error} (on {socket.gethostname()})"))
-            reporter.emit(Event("ended", first, state="deferred"))
-    return TaskEnd(order.task, "returned")
+                held = _execute(order, store, inputs, reporter)
+        except (OSError, UserError) as error:  # a file cannot be written or read here
+            return TaskEnd(order.task, "unfit", f"{error} (on node {host})", link.node)
+    return TaskEnd(order.task, "held" if held else "returned")
 
 
 @contextmanager
@@ -102,11 +114,14 @@ def _store(order: Order, reporter: Reporter) -> Iterator[Store]:
     if order.shared:
         yield Store(Path(order.store))
         return
-    remove_abandoned(Path(tempfile.gettempdir()), _PREFIX)
-    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}-{os.getpid()}-") as folder:
-        store = Store(Path(folder))
+    root = Path(tempfile.gettempdir())
+    remove_abandoned(root, _PREFIX)
+    folder = root / owned_name(_PREFIX)
+    folder.mkdir(mode=0o700)
+    try:
+        store = Store(folder)
         store.make()
-        unpack_state(order.state, store.path, reporter.fetch)
+        unpack_state(order.state, order.trunks, store.path, reporter.fetch)
         for run in order.runs:
             store.run(run["id"]).path.mkdir(exist_ok=True)
         reporter.watch([SentFiles(store.run(run["id"])) for run in order.runs])
@@ -115,9 +130,12 @@ def _store(order: Order, reporter: Reporter) -> Iterator[Store]:
         finally:
             reporter.flush()
             reporter.watch([])  # the directory is deleted next
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _execute(order: Order, store: Store, inputs: Path | None, reporter: Reporter) -> None:
+def _execute(order: Order, store: Store, inputs: Path | None, reporter: Reporter) -> bool:
+    """Run the runs of an order; return whether another executor has one of them."""
     specs = [run_spec_from(record, record["id"]) for record in order.runs]
     execution = order.execution
     if inputs is not None:
@@ -125,16 +143,10 @@ def _execute(order: Order, store: Store, inputs: Path | None, reporter: Reporter
         # Everything that the runs read is among the inputs.
         execution = dataclasses.replace(execution, data_dir=str(inputs / DATA))
     layers: LayerTable = {spec.layers: tuple(layers_of(spec)) for spec in specs}
-    stop = Stop.after(reporter.seconds_left, reporter.stopped)
+    stop = Stop(reporter.stopped, reporter.deadline)
     loop = ClaimLoop(store, specs, execution, stop, reporter.emit, probes=order.probes, layers=layers)
-    for group in group_populations(specs, execution):
-        _attempt(loop, group, stop)
-
-
-def _attempt(loop: ClaimLoop, group: list[RunSpec], stop: Stop) -> None:
-    """Run a group; wait while another executor of the same store has one of its runs."""
-    while loop.attempt(group) == "held" and not stop():
-        time.sleep(_HELD_SECONDS)
+    states = [loop.attempt(group) for group in group_populations(specs, execution)]
+    return "held" in states
 
 
 class Reporter:
@@ -142,20 +154,24 @@ class Reporter:
 
     def __init__(self, task: str, link: Link) -> None:
         self.task, self.link = task, link
-        self.seconds_left = math.inf
-        """Until the time limit, when the task started."""
+        self.deadline = math.inf
+        """The time limit, a time of `time.monotonic`."""
         self._events: deque[Event] = deque()
         self._files: list[SentFiles] = []
         self._sending = threading.Lock()
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._every = 1.0
+        self._failing = 0.0
+        """Since when posts fail."""
         self._thread = threading.Thread(target=self._report, daemon=True)
 
     def __enter__(self) -> Reporter:
-        reply = self._post(Post(self.task, host=socket.gethostname(), node=self.link.node))
+        first = Post(self.task, host=socket.gethostname(), pid=os.getpid(), node=self.link.node)
+        while not (reply := self._post(first)).accepted:
+            time.sleep(0.2)
         if reply.seconds_left is not None:
-            self.seconds_left = reply.seconds_left
+            self.deadline = time.monotonic() + reply.seconds_left
         self._thread.start()
         return self
 
@@ -215,10 +231,14 @@ class Reporter:
             return True
 
     def _post(self, post: Post) -> Reply:
+        """Post; return a reply that asks to repeat it if that failed, or to stop if it has failed for a while."""
         try:
             reply = self.link.post(post)
-        except Exception:  # the driver is gone, whatever the engine calls that
-            reply = Reply(stop=True)
+            self._failing = 0.0
+        except Exception as error:  # engines have many kinds
+            self._failing = self._failing or time.monotonic()
+            gone = isinstance(error, DriverGone) or time.monotonic() - self._failing > _FAILING_SECONDS
+            reply = Reply(accepted=gone, stop=gone)
         if reply.stop:
             self._stop.set()
         self._every = reply.every

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ from headtohead.common.worker_process import library_environment
 from headtohead.study.run.cluster.engine import Node, Resources
 from headtohead.study.run.cluster.mailbox import Mailbox
 from headtohead.study.run.cluster.messages import Instructions, NodeFacts, Order, Post, Reply, TaskEnd
-from headtohead.study.run.cluster.node import node_facts, run_task
+from headtohead.study.run.cluster.node import DriverGone, node_facts, run_task
 
 INSTALL = "pip install 'headtohead[ray]'"
 _CHUNK = 2**26
@@ -53,7 +54,10 @@ class _Link:
 
     def post(self, post: Post) -> Reply:
         """Send news and return the answer."""
-        reply: Reply = self.ray.get(self.mailbox.post.remote(post))
+        try:
+            reply: Reply = self.ray.get(self.mailbox.post.remote(post))
+        except self.ray.exceptions.ActorDiedError as error:
+            raise DriverGone from error
         return reply
 
     def fetch(self, offer: list[Any]) -> Iterator[bytes]:
@@ -77,7 +81,15 @@ class RayEngine:
         self._nodes_of: dict[str, str] = {}
         """The node of each task that has started."""
         self._died: list[tuple[float, TaskEnd]] = []
+        self._avoided: set[str] = set()
         self._connect(threads)
+        try:
+            self._prepare(task)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, task: Any) -> None:
         ray = self.ray
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
@@ -112,17 +124,31 @@ class RayEngine:
             raise UserError(f"cannot connect to {where}: {first_line(error)}") from None
 
     def nodes(self) -> list[Node]:
-        """Return the nodes that are alive."""
-        found = []
-        for node in self.ray.nodes():
-            if node["Alive"]:
-                has = node["Resources"]
-                found.append(
-                    Node(
-                        node["NodeID"], node["NodeManagerHostname"], has.get("CPU", 0.0), has.get("GPU", 0.0)
-                    )
-                )
-        return found
+        """Return the nodes that are alive, without those to avoid."""
+        return [node for node in self._alive() if node.name not in self._avoided]
+
+    def _alive(self) -> list[Node]:
+        with self._connection():
+            listed = [node for node in self.ray.nodes() if node["Alive"]]
+        has = [node["Resources"] for node in listed]
+        return [
+            Node(node["NodeID"], node["NodeManagerHostname"], own.get("CPU", 0.0), own.get("GPU", 0.0))
+            for node, own in zip(listed, has, strict=True)
+        ]
+
+    @contextmanager
+    def _connection(self) -> Iterator[None]:
+        """Turn errors of Ray itself into one line."""
+        try:
+            yield
+        except self.ray.exceptions.RayError as error:
+            raise UserError(
+                f"the connection to Ray was lost ({type(error).__name__}); the same command continues the study"
+            ) from None
+
+    def avoid(self, node: str) -> None:
+        """Start no further task on a node."""
+        self._avoided.add(node)
 
     def facts(self, nodes: Sequence[Node], store: str, nonce: str) -> dict[str, NodeFacts | str]:
         """Return the facts of each node by name, or why it has none."""
@@ -148,8 +174,13 @@ class RayEngine:
     def start(self, order: Order) -> None:
         """Start a task as soon as a node has room for it."""
         needed = self.needed
+        selector = {"ray.io/node-id": f"!in({','.join(sorted(self._avoided))})"} if self._avoided else None
         kind = self._kinds[needed.gpus > 0].options(
-            name=f"h2h {order.task}", num_cpus=needed.cpus, num_gpus=needed.gpus, max_retries=0
+            name=f"h2h {order.task}",
+            num_cpus=needed.cpus,
+            num_gpus=needed.gpus,
+            max_retries=0,
+            label_selector=selector,
         )
         self._refs[kind.remote(order, self.mailbox)] = order.task
 
@@ -162,7 +193,7 @@ class RayEngine:
     def ended(self, timeout: float) -> list[TaskEnd]:
         """Return the tasks that ended since the last call; wait for one at most `timeout` seconds."""
         if not self._refs:
-            time.sleep(timeout if self._died else 0.0)
+            time.sleep(timeout)
             return self._settled()
         ready, _ = self.ray.wait(list(self._refs), num_returns=1, timeout=timeout)
         if ready:
@@ -184,14 +215,17 @@ class RayEngine:
             return TaskEnd(name, "process died", "was killed, often because memory ran out")
         except errors.RayTaskError as error:
             return TaskEnd(name, "raised", first_line(error.cause or error))
-        except errors.RayError:  # NodeDiedError, LocalRayletDiedError, ObjectLostError, ...
+        except errors.NodeDiedError:
             return TaskEnd(name, "node lost")
+        except errors.RayError as error:
+            lost = self._nodes_of.get(name, "") not in {"", *(node.name for node in self._alive())}
+            return TaskEnd(name, "node lost" if lost else "raised", first_line(error))
 
     def _settled(self) -> list[TaskEnd]:
         """Return the ends of processes whose cause is known: a process of a dead node did not die by itself."""
         if not self._died:
             return []
-        alive = {node.name for node in self.nodes()}
+        alive = {node.name for node in self._alive()}
         found = []
         for died, end in list(self._died):
             node = self._nodes_of.get(end.task, "")
@@ -203,7 +237,8 @@ class RayEngine:
 
     def exchange(self, instructions: Instructions) -> list[Post]:
         """Return the posts of tasks since the last call and leave instructions for them."""
-        posts: list[Post] = self.ray.get(self.mailbox.exchange.remote(instructions))
+        with self._connection():
+            posts: list[Post] = self.ray.get(self.mailbox.exchange.remote(instructions))
         self._nodes_of |= {post.task: post.node for post in posts if post.node}
         return posts
 

@@ -76,9 +76,9 @@ class SentFiles:
                 now.pop(name)
             else:
                 units.append(unit)
-        removed = [name for name in self._sent if name not in now]
+        present = [name for name in now if _CHECKPOINT.fullmatch(name)]
         self._next = now
-        return Changes(self.run.id, units, removed) if units or removed else None
+        return Changes(self.run.id, units, present) if units or now.keys() != self._sent.keys() else None
 
     def sent(self) -> None:
         """Record that the driver has the last changes."""
@@ -95,8 +95,11 @@ def apply_changes(run: RunDirectory, changes: Changes) -> None:
         (unit for unit in changes.units if unit not in last), key=lambda unit: _order(unit.name)
     ):
         _write(run.path / unit.name, unit)
-    for name in changes.removed:
-        if _CHECKPOINT.fullmatch(name):  # nothing else is deleted in a run
+    # The last checkpoint is deleted only with the result: the task may die between the two.
+    steps = [name for name in units_of(run.path) if _CHECKPOINT.fullmatch(name)]
+    newer = last or run.finished() or any(name.startswith("checkpoint/") for name in changes.present)
+    for name in steps:
+        if name not in changes.present and (newer or name.startswith("branches/")):
             shutil.rmtree(run.path / name, ignore_errors=True)
     for unit in last:
         _write(run.path / unit.name, unit)

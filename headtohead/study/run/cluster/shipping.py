@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from headtohead.common.errors import UnreadableFile, UserError
-from headtohead.common.files import canonical_json, digest, digest_file, replacing
+from headtohead.common.files import canonical_json, digest, digest_file, read_file, replacing, write_atomic
 from headtohead.data.locate import cache_dir, data_folder
 from headtohead.data.shards import Prepared, prepare, prepared_place
 from headtohead.data.tasks.registry import task_files, task_kind
@@ -28,6 +28,7 @@ from headtohead.study.plan.plan import Plan
 from headtohead.study.probes import PROBES
 from headtohead.study.run.cluster.messages import ShippedFile
 from headtohead.study.run.cluster.run_files import units_of
+from headtohead.study.store.lease import Owner, this_host
 from headtohead.study.store.programs import FILE, user_files
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import RunDirectory, Store
@@ -96,25 +97,35 @@ def study_inputs(plan: Plan, runs: Sequence[RunSpec], data_dir: str) -> Inputs:
     return Inputs(tuple(files[place] for place in sorted(files)), moved)
 
 
-def run_state(store: Store, group: Sequence[RunSpec]) -> tuple[ShippedFile, ...]:
-    """Return the files of unfinished runs, and those of the trunks that their branches start from."""
+def run_state(store: Store, group: Sequence[RunSpec]) -> tuple[tuple[ShippedFile, ...], dict[str, bytes]]:
+    """Return the files of unfinished runs and the checkpoints that branches start from; and the other files of trunks.
+
+    A trunk may still be training, so that its metrics.jsonl changes; a copy of today's is sent.
+    """
     found: list[ShippedFile] = []
 
-    def add(run: RunDirectory, names: Iterable[str]) -> None:
-        for name in names:
-            path = run.path / name
-            for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-                place = f"runs/{run.id}/{file.relative_to(run.path).as_posix()}"
-                found.append(shipped_file(place, file, keep=False))
+    def add(run: RunDirectory, name: str) -> None:
+        path = run.path / name
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            found.append(shipped_file(_stored(run, file), file, keep=False))
 
-    trunks = {run.parent.run: run.parent.step for run in group if run.parent}
-    for run in group:
-        add(store.run(run.id), units_of(store.run(run.id).path))
-    for trunk, step in trunks.items():
-        wanted = ("metrics.jsonl", "environment.json", f"branches/step-{step:010d}")
+    for run in (store.run(run.id) for run in group):
+        for name in units_of(run.path):
+            add(run, name)
+    copies: dict[str, bytes] = {}
+    for trunk, step in {(run.parent.run, run.parent.step) for run in group if run.parent}:
         folder = store.run(trunk)
-        add(folder, [name for name in units_of(folder.path) if name in wanted])
-    return tuple(found)
+        if (checkpoint := f"branches/step-{step:010d}") in units_of(folder.path):
+            add(folder, checkpoint)
+        for name in ("metrics.jsonl", "environment.json"):
+            if (folder.path / name).is_file():
+                copies[_stored(folder, folder.path / name)] = read_file(folder.path / name)
+    return tuple(found), copies
+
+
+def _stored(run: RunDirectory, path: Path) -> str:
+    """Return the place of a run's file in a store."""
+    return f"runs/{run.id}/{path.relative_to(run.path).as_posix()}"
 
 
 def shipped_file(place: str, path: Path, keep: bool = True) -> ShippedFile:
@@ -190,8 +201,11 @@ def _place(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def unpack_state(files: Sequence[ShippedFile], folder: Path, fetch: Fetch) -> None:
+def unpack_state(files: Sequence[ShippedFile], copies: dict[str, bytes], folder: Path, fetch: Fetch) -> None:
     """Write the files of runs below `folder`."""
+    for place, content in copies.items():
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / place, content)
     lacking = {}
     for file in files:
         target = folder / file.place
@@ -233,9 +247,18 @@ def write_chunks(path: Path, chunks: Iterable[bytes]) -> None:
             stream.write(chunk)
 
 
-def remove_abandoned(root: Path, prefix: str) -> None:
-    """Delete the directories PREFIX-PID-... of processes that were killed."""
-    for path in root.glob(f"{prefix}-*"):
-        pid = path.name.removeprefix(f"{prefix}-").partition("-")[0]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and time.time() - path.stat().st_mtime > 1:
+def owned_name(prefix: str) -> str:
+    """Return a name by which `remove_abandoned` recognizes what a process left behind when it was killed."""
+    return f"{prefix}-{digest(this_host())[:8]}-{os.getpid()}-{secrets.token_hex(8)}"
+
+
+def remove_abandoned(folder: Path, prefix: str) -> None:
+    """Delete what killed processes of this host and container left under names of `owned_name`."""
+    for path in folder.glob(f"{prefix}-{digest(this_host())[:8]}-*"):
+        pid = path.name.split("-")[-2]
+        if not Owner(this_host(), int(pid) if pid.isdecimal() else 0).dead:
+            continue
+        if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -56,12 +56,17 @@ class FakeEngine:
         self.orders: list[Order] = []
         self.offered: list[str] = []
         self.size = Node("node", "host", 1.0, 0.0)
+        self.more: list[Node] = []
+        self.avoided: set[str] = set()
         self._queue: list[tuple[int, Order]] = []
         self._ends: list[TaskEnd] = []
         self._thread: threading.Thread | None = None
 
     def nodes(self) -> list[Node]:
-        return [self.size]
+        return [node for node in (self.size, *self.more) if node.name not in self.avoided]
+
+    def avoid(self, node: str) -> None:
+        self.avoided.add(node)
 
     def facts(self, nodes: Sequence[Node], store: str, nonce: str) -> dict[str, NodeFacts | str]:
         return {node.name: self.found(store, nonce) for node in nodes}

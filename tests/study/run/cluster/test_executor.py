@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from filelock import SoftFileLease
 
 from headtohead import Study
 from headtohead.api.result import StudyResult
@@ -15,13 +18,23 @@ from headtohead.api.runner import RunSettings, StudyRunner
 from headtohead.api.study import plain
 from headtohead.common.errors import UserError
 from headtohead.study.plan.execution import ExecutionSettings
-from headtohead.study.run.cluster import run_files
+from headtohead.study.run.claim_loop import ClaimLoop
+from headtohead.study.run.cluster import executor, run_files
 from headtohead.study.run.cluster.engine import Node, Resources, check_nodes
-from headtohead.study.run.cluster.messages import NodeFacts, Order, Post, TaskEnd, Versions
-from headtohead.study.run.cluster.node import Link, Reporter, run_task
+from headtohead.study.run.cluster.messages import (
+    Instructions,
+    NodeFacts,
+    Order,
+    Post,
+    Reply,
+    TaskEnd,
+    Versions,
+)
+from headtohead.study.run.cluster.node import DriverGone, Link, Reporter, device_type, run_task
 from headtohead.study.run.events import Event
+from headtohead.study.store.lease import Lease
 from headtohead.study.store.run_store import Store
-from tests.study.run.cluster.fake_engine import FakeEngine, other_versions
+from tests.study.run.cluster.fake_engine import FakeEngine, _Link, other_versions
 
 SMALL = {"arms": ["standard", "sharing:tie=kv"], "batch": 256, "tokens": 1280, "seeds": 1, "lr": 5e-3}
 MECHANISM = """
@@ -208,7 +221,8 @@ def test_a_time_limit_ends_the_study_and_the_next_start_finishes_it(
     stopped = race(study(story), tmp_path, engine, seconds=0.0).summary
     assert stopped.stopped
     assert stopped.left
-    assert len([*Store(tmp_path).runs()[0].path.glob("checkpoint/step-*")]) or stopped.left < 2
+    first = Store(tmp_path).run(engine.orders[0].runs[0]["id"])
+    assert first.finished() or [*first.path.glob("checkpoint/step-*")]
     assert not race(study(story), tmp_path, FakeEngine()).summary.left
     assert results(tmp_path) == results(local)
 
@@ -226,19 +240,132 @@ def test_a_node_that_joins_without_the_file_system_gets_copies(
     assert results(tmp_path) == results(local)
 
 
-def test_a_node_with_other_versions_that_joins_later_does_nothing(story: Path, tmp_path: Path) -> None:
+def test_an_unfit_node_gets_no_further_run(story: Path, tmp_path: Path, local: Path) -> None:
     here = Versions.here()
 
     def joining(order: Order, link: Link) -> TaskEnd:
+        if len(engine.orders) > 2:
+            return run_task(order, link)
         other = Versions(here.headtohead, here.commit, here.torch, here.numerics + 1)
-        changed = Order(
-            **{name: getattr(order, name) for name in order.__struct_fields__} | {"versions": other}
-        )
-        return run_task(changed, link)
+        return run_task(msgspec.structs.replace(order, versions=other), link)
 
-    summary = race(study(story), tmp_path, FakeEngine(task=joining)).summary
-    assert summary.left == 2
+    engine = FakeEngine(task=joining)
+    engine.more = [Node("other", "other", 1.0, 0.0)]
+    summary = race(study(story), tmp_path, engine).summary
+    assert not summary.left
     assert "numerics" in summary.trouble[0]
+    assert "the node gets no further run" in summary.trouble[0]
+    assert engine.avoided == {"node"}
+    assert results(tmp_path) == results(local)
+
+
+def test_a_study_ends_if_all_nodes_are_unfit(story: Path, tmp_path: Path) -> None:
+    engine = FakeEngine(task=lambda order, link: TaskEnd(order.task, "unfit", "full disk", link.node))
+    summary = race(study(story), tmp_path, engine).summary
+    assert summary.left == 2
+    assert "no node is left that can run this study" in summary.trouble[-1]
+
+
+@pytest.mark.usefixtures("unshared")
+def test_a_branch_may_start_while_its_trunk_trains(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def growing(order: Order, link: Link) -> TaskEnd:
+        for file in order.trunks:  # the trunk goes on
+            if file.endswith("metrics.jsonl"):
+                with open(tmp_path / "out" / file, "ab") as stream:
+                    stream.write(b'{"step": 1}\n')
+        return run_task(order, link)
+
+    chosen = study(story, arms=["standard"], tokens=2560, branches=[1280, 2560], schedule="wsd")
+    engine = FakeEngine(task=growing)
+    assert not race(chosen, tmp_path / "out", engine).summary.left
+    assert sum(bool(order.trunks) for order in engine.orders) == 2
+
+
+def test_every_task_knows_the_time_limit(story: Path, tmp_path: Path) -> None:
+    def asking(order: Order, link: Link) -> TaskEnd:
+        with Reporter(order.task, link) as reporter:
+            deadlines.append(reporter.deadline)
+        return run_task(order, link)
+
+    deadlines: list[float] = []
+    assert not race(study(story), tmp_path, FakeEngine(task=asking), seconds=300).summary.left
+    assert len(deadlines) == 2
+    assert math.isfinite(max(deadlines))
+
+
+def test_a_run_of_another_host_that_dies_twice_has_failed(story: Path, tmp_path: Path) -> None:
+    def dying(order: Order, link: Link) -> TaskEnd:
+        with Reporter(order.task, link) as reporter:
+            run = order.runs[0]["id"]
+            lock = Path(order.store) / "runs" / run / "lock"
+            lease = SoftFileLease(lock, lease_duration=60.0)
+            lease.acquire()
+            text = lock.read_text()
+            lease.release()
+            lock.write_text(text.replace(socket.gethostname(), "far"))
+            reporter.emit(Event("started", run))
+        return TaskEnd(order.task, "process died", "was killed")
+
+    class Far(FakeEngine):
+        def exchange(self, instructions: Instructions) -> list[Post]:
+            posts = super().exchange(instructions)
+            return [msgspec.structs.replace(post, host="far") if post.host else post for post in posts]
+
+    engine = Far(task=dying)
+    assert not race(study(story, arms=["standard"]), tmp_path, engine).summary.left
+    assert len(engine.orders) == 2
+    assert [run.state() for run in Store(tmp_path).runs()] == ["failed"]
+
+
+def test_a_run_that_another_executor_has_is_waited_for_until_the_time_limit(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(ClaimLoop, "attempt", lambda self, group: "held")
+    summary = race(study(story, arms=["standard"]), tmp_path, FakeEngine(), seconds=0.5).summary
+    assert summary.left == 1
+    assert summary.stopped
+
+
+@pytest.mark.usefixtures("unshared")
+def test_a_driver_that_lost_its_lease_writes_nothing(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lease, "lost", lambda self: True)
+    summary = race(study(story), tmp_path, FakeEngine()).summary
+    assert summary.left == 2
+    assert "another process took over" in summary.trouble[0]
+    assert not [*tmp_path.glob("runs/*/metrics.jsonl")]
+
+
+def test_runs_under_length_time_need_the_device_that_was_timed() -> None:
+    order = Order("task", Versions.here(), ExecutionSettings(), [], (), "", "", False, device="another")
+    end = run_task(order, _Link(FakeEngine(), 1))
+    assert end.how == "unfit"
+    assert "instead of another" in end.message
+
+
+def test_a_task_that_cannot_reach_its_driver_repeats_and_then_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(_Link):
+        def post(self, post: Post) -> Reply:
+            posts.append(post)
+            if len(posts) in (2, 3):
+                raise OSError("unavailable")
+            if len(posts) > 6:
+                raise DriverGone
+            return Reply(every=60.0)
+
+    posts: list[Post] = []
+    with Reporter("task", Failing(FakeEngine(), 1)) as reporter:
+        reporter.emit(Event("ended", "run", state="done"))
+        assert not reporter.stopped()
+        reporter.flush()
+        assert [post.events for post in posts[1:4]] == [posts[1].events] * 3
+        assert not reporter.stopped()
+        while not reporter.stopped():
+            reporter.emit(Event("started", "run"))
 
 
 @pytest.mark.usefixtures("unshared")
@@ -275,11 +402,11 @@ def test_timed_studies_need_whole_devices_of_one_type() -> None:
     engine.needed = Resources(0.5)
     with pytest.raises(UserError, match=r"length=time needs whole devices, and a run would have 0\.5 CPU"):
         check_nodes(engine, timed=True)
-    devices = iter(["fast", "slow"])
+    devices = iter([device_type(False), "slow"])
     facts = lambda store, nonce: NodeFacts("far", Versions.here(), next(devices), True)  # noqa: E731
     engine = FakeEngine(facts=facts)
     engine.nodes = lambda: [Node("a", "a", 1.0, 0.0), Node("b", "b", 1.0, 0.0)]  # type: ignore[method-assign]
-    with pytest.raises(UserError, match="devices of one type, and the nodes have fast, slow"):
+    with pytest.raises(UserError, match=r"devices of one type, and this machine and the nodes have .*slow"):
         check_nodes(engine, timed=True)
 
 

@@ -34,6 +34,7 @@ def test_a_full_mailbox_accepts_more_after_the_driver_took_the_posts(monkeypatch
     box = Mailbox()
     assert box.post(post(30)).accepted  # alone it is accepted, however large
     assert not box.post(post(1)).accepted
+    assert box.post(Post("other", host="far")).accepted  # news without files always fit
     box.exchange(Instructions())
     assert box.post(post(1)).accepted
 
@@ -99,7 +100,7 @@ def test_changes_of_a_run_make_the_copy_equal(source: RunDirectory, target: RunD
         file.unlink()
     first.rmdir()
     changes = copied(sent, target)
-    assert changes.removed == ["checkpoint/step-0000000001"]
+    assert changes.present == ["checkpoint/step-0000000002"]
     assert contents(target) == contents(source)
     assert sent.changes() is None
 
@@ -150,10 +151,35 @@ def test_a_name_that_no_run_has_is_rejected(target: RunDirectory, name: str) -> 
     assert contents(target) == {}
 
 
-def test_a_result_is_never_deleted(target: RunDirectory) -> None:
-    (target.path / "result.json").write_bytes(b"{}")
-    apply_changes(target, Changes(target.id, [], ["result.json", "spec.json"]))
-    assert contents(target) == {"result.json": b"{}"}
+def test_the_last_checkpoint_is_deleted_only_with_the_result(
+    source: RunDirectory, target: RunDirectory
+) -> None:
+    sent = SentFiles(source)
+    folder = checkpoint(source, 1)
+    (source.path / "metrics.jsonl").write_bytes(b"one\n")
+    copied(sent, target)
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    copied(sent, target)
+    assert (target.checkpoints / "step-0000000001").is_dir()
+    (source.path / "result.json").write_bytes(b"{}")
+    copied(sent, target)
+    assert contents(target) == contents(source)
+
+
+def test_checkpoints_deleted_after_the_result_are_deleted_in_the_copy(
+    source: RunDirectory, target: RunDirectory
+) -> None:
+    sent = SentFiles(source)
+    folder = checkpoint(source, 1)
+    (source.path / "result.json").write_bytes(b"{}")
+    copied(sent, target)
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    copied(sent, target)
+    assert contents(target) == contents(source) == {"result.json": b"{}"}
 
 
 def test_inputs_are_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
