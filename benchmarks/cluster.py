@@ -45,10 +45,10 @@ def study(name: str, repeats: int) -> dict[str, Any]:
     }
 
 
-class Player:
-    """Plays tasks that train nothing: each posts an event as often as a real one would. An actor plays many at once."""
+class FakeTasks:
+    """Tasks that train nothing: each posts an event as often as a real one would. One actor runs many at once."""
 
-    def play(self, task: str, run: str, mailbox: Any) -> TaskEnd:
+    def run(self, task: str, run: str, mailbox: Any) -> TaskEnd:
         """Post until the driver asks to stop."""
         import ray
 
@@ -80,17 +80,17 @@ def driver(tasks: int, seconds: float) -> dict[str, Any]:
     plan = plan_study(Study(arms=["standard"], seeds=tasks, tokens="2M").spec)
     import ray
 
-    class PlayedEngine(RayEngine):
+    class FakeTaskEngine(RayEngine):
         """Starts tasks in a few actors: 200 processes do not fit on a small machine, and the driver sees no difference."""
 
         def start(self, order: Order) -> None:
-            player = players[len(self._refs) % len(players)]
-            self._refs[player.play.remote(order.task, order.runs[0]["id"], self.mailbox)] = order.task
+            host = hosts[len(self._refs) % len(hosts)]
+            self._refs[host.run.remote(order.task, order.runs[0]["id"], self.mailbox)] = order.task
 
-    engine = PlayedEngine()
+    engine = FakeTaskEngine()
     engine.needed = Resources(0.001)
-    kind = ray.remote(Player).options(num_cpus=0, max_concurrency=tasks)
-    players = [kind.remote() for _ in range(4)]
+    kind = ray.remote(FakeTasks).options(num_cpus=0, max_concurrency=tasks)
+    hosts = [kind.remote() for _ in range(4)]
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
         store.make()

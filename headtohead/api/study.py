@@ -12,7 +12,7 @@ from typing import Any, Literal, Unpack
 
 import torch
 
-from headtohead.api.cluster import check_place
+from headtohead.api.cluster import check_backend
 from headtohead.api.cluster.ray import ray_cluster
 from headtohead.api.cluster.slurm import JobRequest, planning_device, write_study_job
 from headtohead.api.result import StudyResult, judge_study
@@ -109,7 +109,7 @@ class Study:
         what was written. `cpus_per_run` (default: `threads`) and `gpus_per_run` (default: 1 on GPUs) are what each run
         or population gets there.
         """
-        check_place(on, workers, cpus_per_run, gpus_per_run, slurm)
+        check_backend(on, workers, cpus_per_run, gpus_per_run, slurm)
         store = Store(Path(out) if out is not None else default_folder(self.spec))
         if on == "slurm":
             check_shared(store.path)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from headtohead.common.errors import UserError, unknown
 from headtohead.study.run.slurm import SlurmJob
 
-PLACES = ("local", "ray", "slurm")
+BACKENDS = ("local", "ray", "slurm")
 
 
-def check_place(
+def check_backend(
     on: str, workers: int, cpus_per_run: float | None, gpus_per_run: float | None, slurm: SlurmJob | None
 ) -> None:
-    """Raise UserError if the options of a place are not those of the one that is given."""
-    if on not in PLACES:
-        raise unknown("value for on", on, PLACES)
+    """Raise UserError if options are given that the backend does not have."""
+    if on not in BACKENDS:
+        raise unknown("value for on", on, BACKENDS)
     if on == "local" and not (cpus_per_run is None and gpus_per_run is None):
         raise UserError(
             "cpus_per_run and gpus_per_run apply to --on ray and --on slurm; here, give --workers"

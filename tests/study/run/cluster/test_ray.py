@@ -30,16 +30,16 @@ pytestmark = [
 SETTINGS: dict[str, Any] = {
     "arms": ["standard", "sharing:tie=kv"],
     "batch": 256,
-    "tokens": 256 * 400,
+    "tokens": 256 * 200,
     "seeds": 2,
     "lr": 5e-3,
 }
 ROOT = Path(__file__).parents[4]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_at_a_time() -> Iterator[None]:
-    """Let one test at a time have a cluster: one of them kills all processes of Ray's tasks on this host."""
+    """Let one process at a time run these tests: one of them kills all processes of Ray's tasks on this host."""
     with FileLock(Path(tempfile.gettempdir()) / "h2h-ray-tests.lock"):
         yield
 
@@ -66,9 +66,9 @@ class Nodes:
         self.cluster.remove_node(self.nodes.pop(index), allow_graceful=False)
 
 
-@pytest.fixture(params=[True, False], ids=["shared", "unshared"])
-def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
-    made = Nodes(tmp_path, request.param)
+@pytest.fixture(scope="module", params=[True, False], ids=["shared", "unshared"])
+def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    made = Nodes(tmp_path_factory.mktemp("nodes"), request.param)
     try:
         yield made
     finally:
@@ -130,8 +130,11 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def trained_once(folder: Path, local: Path) -> None:
-    """Assert that every run has the result of a local study, in one start or resumed from a checkpoint."""
+    """Assert that every run has the result of a local study, and was trained once, in one start or resumed."""
     assert results(folder) == results(local)
+    for run in Store(folder).runs():
+        steps = [row.step for row in run.logged_rows() if row.valid is None]
+        assert steps == sorted(set(steps))
     assert not [*folder.glob("runs/*/lock"), *folder.glob(".shared-*"), *folder.glob("runs/*/*.damaged")]
 
 
@@ -139,6 +142,7 @@ def test_a_study_starts_ray_here_and_gives_the_same_results(story: Path, tmp_pat
     printed = finished(race(story, tmp_path, ""))
     assert "[4/4]" in printed
     trained_once(tmp_path, local)
+    assert all(len(run.environments()) == 1 for run in Store(tmp_path).runs())
 
 
 def test_nodes_that_are_killed_lose_nothing(story: Path, tmp_path: Path, local: Path, nodes: Nodes) -> None:
@@ -186,6 +190,17 @@ def test_ctrl_c_and_a_time_limit_save_checkpoints(
     finished(race(story, out, nodes.cluster.address, "1s"), 3)
     finished(race(story, out, nodes.cluster.address))
     trained_once(out, local)
+
+
+def test_a_node_that_cannot_write_gets_no_further_run(story: Path, tmp_path: Path, local: Path) -> None:
+    nodes = Nodes(tmp_path, True)
+    try:
+        nodes.add(env_vars={"PYTHONPATH": str(ROOT), "H2H_CACHE": "/dev/null/cache"})
+        printed = finished(race(story, tmp_path / "out", nodes.cluster.address))
+    finally:
+        nodes.cluster.shutdown()
+    assert printed.count("the node gets no further run") == 1
+    trained_once(tmp_path / "out", local)
 
 
 def test_bad_clusters_are_rejected_before_anything_is_trained(story: Path, tmp_path: Path) -> None:
