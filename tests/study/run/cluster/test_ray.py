@@ -199,7 +199,7 @@ def test_a_node_that_cannot_write_gets_no_further_run(story: Path, tmp_path: Pat
         printed = finished(race(story, tmp_path / "out", nodes.cluster.address))
     finally:
         nodes.cluster.shutdown()
-    assert printed.count("the node gets no further run") == 1
+    assert "the node gets no further run" in printed
     trained_once(tmp_path / "out", local)
 
 
