@@ -97,7 +97,7 @@ class ClusterExecutor:
         self._count = 0
         self._lost: frozenset[str] = frozenset()
         """Tasks that ended without an end of their own; a node that counts as dead may still be at work."""
-        self._begun = False
+        self._started = False
         self._blocked = False
         """Whether the store cannot be written."""
         self._offers: dict[str, Any] = {}
@@ -181,8 +181,8 @@ class ClusterExecutor:
 
         Every start of a study makes progress, so the limit waits for the first task, but not for long.
         """
-        begun = self._begun or time.monotonic() > self.limit.deadline + _PATIENCE_SECONDS
-        return self._requested() or (self.limit.late and begun)
+        patient = not self._started and time.monotonic() < self.limit.deadline + _PATIENCE_SECONDS
+        return self._requested() or (self.limit.late and not patient)
 
     def _requested(self) -> bool:
         return self._blocked or self.limit.requested()
@@ -315,7 +315,7 @@ class ClusterExecutor:
         """Take the posts; tell the tasks the time left, and those that start after the limit to end."""
         names = frozenset(self.tasks)
         stopping = self._lost | (names if self._requested() else frozenset())
-        if self.limit.late and self._begun:
+        if self.limit.late and self._started:
             stopping |= {name for name, task in self.tasks.items() if not task.host}
         left = self.limit.seconds_left
         every = max(1.0, len(names) / _TASKS_PER_POST)
@@ -338,7 +338,7 @@ class ClusterExecutor:
             )
         if post.host:
             task.host, task.pid, task.node = post.host, post.pid, post.node
-            self._begun = True
+            self._started = True
         if post.changes and self._asked:
             self._asked = time.monotonic()
         for sha256 in post.wanted:
