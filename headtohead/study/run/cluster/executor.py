@@ -54,6 +54,8 @@ class _Task:
     group: list[RunSpec]
     files: dict[str, ShippedFile]
     """What it may ask for, by sha256."""
+    shared: bool
+    """Whether it works in the store itself, with leases of its own."""
     leases: list[Lease]
     exits: ExitStack
     """Releases the leases."""
@@ -284,7 +286,7 @@ class ClusterExecutor:
         name = f"{group[0].id}-{self._count}"
         state, trunks = ((), {}) if self.shared else run_state(self.store, group)
         files = {file.sha256: file for file in (*self.inputs.files, *state)}
-        self.tasks[name] = _Task(group, files, leases, exits)
+        self.tasks[name] = _Task(group, files, self.shared, leases, exits)
         self.engine.start(
             Order(
                 task=name,
@@ -347,7 +349,7 @@ class ClusterExecutor:
                 self._offers[sha256] = self.engine.offer(Path(task.files[sha256].path))
         known = {run.id for run in task.group}
         for changes in post.changes:
-            if changes.run in known and not self.shared:
+            if changes.run in known and not task.shared:
                 apply_changes(self.store.run(changes.run), changes)
         for event in post.events:
             if event.run not in known:
@@ -425,7 +427,7 @@ class ClusterExecutor:
         Others may take them over only after a minute. A process that runs on although its node counts as lost finds
         its lock gone within 40 seconds and ends.
         """
-        for run in task.group if self.shared else ():
+        for run in task.group if task.shared else ():
             lock = self.store.run(run.id).path / "lock"
             owner = owner_of(lock) if lock.is_file() else None
             if owner is not None and (owner.host.partition("?")[0], owner.pid) == (task.host, task.pid):
