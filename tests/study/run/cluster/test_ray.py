@@ -145,6 +145,16 @@ def test_a_study_starts_ray_here_and_gives_the_same_results(story: Path, tmp_pat
     assert all(len(run.environments()) == 1 for run in Store(tmp_path).runs())
 
 
+def test_ctrl_c_ends_a_ray_of_this_machine_with_checkpoints(story: Path, tmp_path: Path, local: Path) -> None:
+    study = race(story, tmp_path, "")
+    until(lambda: has_checkpoint(tmp_path) or study.poll() is not None)
+    os.killpg(study.pid, signal.SIGINT)
+    finished(study, 3)
+    assert has_checkpoint(tmp_path)
+    finished(race(story, tmp_path, ""))
+    trained_once(tmp_path, local)
+
+
 def test_nodes_that_are_killed_lose_nothing(story: Path, tmp_path: Path, local: Path, nodes: Nodes) -> None:
     out = tmp_path / "out"
     study = race(story, out, nodes.cluster.address)
