@@ -15,6 +15,8 @@ from tests.golden.ids import IDS, ROOT, identities, studies
 
 GOLDEN: dict[str, Any] = json.loads(IDS.read_text(encoding="utf-8"))
 SLOW = {
+    "contenders",
+    "contenders-tasks",
     "coupled, small, study",
     "coupled, small, glue",
     "coupled, paper, study",
