@@ -192,6 +192,7 @@ def test_mechanism_files_travel_and_keep_their_identity(story: Path, tmp_path: P
     assert specs == {(run.path / "spec.json").read_text() for run in Store(tmp_path / "local").runs()}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unshared")
 def test_branches_start_from_the_checkpoints_that_their_trunk_sent(story: Path, tmp_path: Path) -> None:
     chosen = study(story, arms=["standard"], tokens=2560, branches=[1280, 2560], schedule="wsd")
