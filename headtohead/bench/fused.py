@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headtohead.kernels import linear_cross_entropy, rotary_table
+from headtohead.kernels import linear_cross_entropy, rotary_table, short_convolution, short_convolution_plain
 from headtohead.kernels.dynamics import integrator as dynamics
 from headtohead.kernels.dynamics import operators as dynamics_fused
 from headtohead.kernels.matmul.loss import IGNORED, linear_cross_entropy_plain
@@ -112,6 +112,42 @@ def norm(stack: int, rows: int, width: int) -> Fused:
 
     size = stack * rows * width
     return Fused("norm", (stack, rows, width), given, kernel, twin, 5 * size, 15 * size, "float32")
+
+
+def convolution(
+    batch: int,
+    time: int,
+    channels: int,
+    taps: int = 4,
+    *,
+    biased: bool = False,
+    residual: bool = False,
+    silu: bool = False,
+) -> Fused:
+    """Short causal convolution of a part of a wider projection."""
+
+    def given(dtype: torch.dtype, draw: Draw) -> Given:
+        wider = draw(batch, time, 2 * channels).to(dtype)
+        leaves = {"h": wider[..., channels:], "weight": taps**-0.5 * draw(taps, channels)}
+        return Given(leaves | ({"bias": draw(channels)} if biased else {}))
+
+    def kernel(h: Tensor, weight: Tensor, *bias: Tensor) -> Outputs:
+        return (short_convolution(h, weight, *bias, residual=residual, silu=silu),)
+
+    def twin(h: Tensor, weight: Tensor, *bias: Tensor) -> Outputs:
+        return (short_convolution_plain(h, weight, *bias, residual=residual, silu=silu),)
+
+    size = batch * time * channels
+    # Forward reads and writes h; backward reads it and a gradient and writes one.
+    return Fused(
+        "convolution, silu" if silu else "convolution",
+        (batch, time, channels),
+        given,
+        kernel,
+        twin,
+        numbers=5 * size,
+        flops=(6 * taps + 2 * residual + 15 * silu) * size,
+    )
 
 
 def loss_rows(rows: int, vocabulary: int, smoothing: float = 0.0) -> Fused:
@@ -247,13 +283,17 @@ def training_cases(gpu: bool) -> list[Fused]:
     """
     if gpu:
         pair, pointwise, couple = (64, 8, 512, 64), (32_768, 1408), (64, 8, 512, 64)
+        convolved = (16, 2048, 1536)
         norms, rows, whole = [(1, 32_768, 512), (16, 8192, 128)], (8192, 50_257), (32_768, 512, 50_257)
     else:
         pair, pointwise, couple = (2, 2, 16, 16), (64, 48), (2, 2, 16, 16)
+        convolved = (2, 32, 48)
         norms, rows, whole = [(1, 64, 32), (3, 16, 32)], (16, 100), (32, 16, 100)
     return [
         rotation(*pair),
         gating(*pointwise),
+        convolution(*convolved, residual=True),
+        convolution(*convolved, silu=True),
         *(norm(*shape) for shape in norms),
         loss_rows(*rows),
         loss(*whole),
@@ -270,6 +310,8 @@ def odd_cases(gpu: bool) -> list[Fused]:
     return [
         rotation(3, 5, time, 48),
         gating(time, 343),
+        convolution(3, time, 79, residual=True),
+        convolution(2, time, 72, 3, biased=True, silu=True),
         norm(3, 2 * time, 344),
         loss_rows(time, 5003, smoothing=0.1),
         loss(2 * time + 1, 72, 1003, smoothing=0.1, biased=True),

@@ -41,7 +41,7 @@ class Rows:
     """Measured rows, stored in a file if one is given; a row is identified by its facts and its commit."""
 
     def __init__(self, benchmark: str, out: str | Path | None, facts: Mapping[str, Any]) -> None:
-        self.benchmark, self.facts = benchmark, dict(facts)
+        self.benchmark, self.facts = benchmark, {**provenance(), **facts}
         self.path = None if out is None else Path(out)
         self.rows: list[Row] = []
         if self.path is None:
@@ -100,7 +100,7 @@ class Rows:
 
     def document(self) -> Row:
         """Return all rows with their shared facts and provenance."""
-        document: Row = finite({"benchmark": self.benchmark, **provenance(), **self.facts, "rows": self.rows})
+        document: Row = finite({"benchmark": self.benchmark, **self.facts, "rows": self.rows})
         return document
 
 

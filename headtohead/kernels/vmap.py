@@ -20,12 +20,14 @@ def operator(
     *,
     shared: Collection[str] = (),
     dropped: Collection[str] = (),
+    saved: Collection[int] = (),
     schema: str | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that registers a function as `torch.ops.headtohead.NAME`, which a compiler does not break up.
 
     `fake` returns empty outputs. `backward` takes the list of inputs and the gradients of the outputs, and returns the
-    gradients of the leading inputs; inputs named in `dropped` are not saved for it. Under `torch.vmap` the population is
+    gradients of the leading inputs; inputs named in `dropped` are not saved for it. The outputs with the indices `saved`
+    follow the inputs in that list, and the gradient of an unused output is then None. Under `torch.vmap` the population is
     folded into the first axis of every tensor, except those named in `shared`, which are the same for all rows.
     """
 
@@ -36,23 +38,29 @@ def operator(
         made.register_vmap(partial(_fold_population, made, {names.index(one): one for one in shared}))
         if backward is not None:
             skipped = {names.index(one) for one in dropped}
-            made.register_autograd(partial(_differentiate, backward), setup_context=partial(_keep, skipped))
+            made.register_autograd(
+                partial(_differentiate, backward), setup_context=partial(_keep, skipped, saved)
+            )
         return made
 
     return register
 
 
-def _keep(skipped: set[int], ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep(skipped: set[int], saved: Collection[int], ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     tensors = [value if isinstance(value, Tensor) else None for value in inputs]
-    ctx.save_for_backward(*(None if index in skipped else value for index, value in enumerate(tensors)))
+    kept = [None if index in skipped else value for index, value in enumerate(tensors)]
+    ctx.save_for_backward(*kept, *(output[index] for index in saved))
+    ctx.set_materialize_grads(not saved)
     ctx.given = [value is not None for value in tensors]
     ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
 
 
 def _differentiate(backward: Callable[..., Sequence[Any]], ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
-    found = backward([other if tensor is None else tensor for tensor, other in pairs], *grads)
-    padded = (*found, *[None] * (len(ctx.given) - len(found)))
+    count = len(ctx.given)
+    inputs, outputs = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+    pairs = zip(inputs, ctx.others, strict=True)
+    found = backward([*(other if tensor is None else tensor for tensor, other in pairs), *outputs], *grads)
+    padded = (*found, *[None] * (count - len(found)))
     return tuple(grad if given else None for grad, given in zip(padded, ctx.given, strict=True))
 
 

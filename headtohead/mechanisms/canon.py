@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from headtohead.mechanisms.contract.base import Draw, Frame, Shape
 from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.contract.options import option
-from headtohead.mechanisms.contract.projected import joined_linear
+from headtohead.mechanisms.contract.projected import joined_linear, joined_outputs
 from headtohead.mechanisms.families.convolution import convolve, recent_inputs, without_padding
 from headtohead.mechanisms.families.variant import Variant, VariantOptions
 
@@ -81,20 +81,20 @@ class Canon(Variant):
         """Return q, k and v, convolved, evolved and with positions applied."""
         if "A" in self.options.at:
             x = self._convolved("x", x, self.canon_x, frame, cache)
-        parts = joined_linear(x, [self.q, self.k, self.v])
+        layers = [self.q, self.k, self.v]
         if "B" in self.options.at:
             weight = torch.cat((self.canon_q, self.canon_k, self.canon_v), -1)
-            widths = [part.shape[-1] for part in parts]
-            joined = self._convolved("qkv", torch.cat(parts, -1), weight, frame, cache)
-            parts = joined.split(widths, -1)
+            joined = self._convolved("qkv", joined_outputs(x, layers), weight, frame, cache)
+            parts = joined.split([layer.out_features for layer in layers], -1)
+        else:
+            parts = joined_linear(x, layers)
         q, k, v = self.in_heads(*parts)
         q, k = self.evolve(q, k, frame)
         return self.position(q, k, v, frame)
 
     def _convolved(self, name: str, h: Tensor, weight: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
         """Return C(h) (batch, time, channels); padding is zero, as is everything before the first token."""
-        h = without_padding(h, frame)
-        return h + convolve(h, weight, cache, name)
+        return convolve(without_padding(h, frame), weight, residual=True, cache=cache, entry=name)
 
     def cache_spec(self) -> tuple[Entry, ...]:
         """Keys and values of every token or of the window, and the last inputs of each convolution."""

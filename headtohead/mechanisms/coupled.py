@@ -128,8 +128,6 @@ class CoupledOptions(Options):
             raise UserError(
                 "dynamics=uncoupled with dt_init=0 cannot train: the last layer is zero too, so both gradients are 0"
             )
-        if not math.isfinite(self.dt_init):
-            raise UserError(f"dt_init={self.dt_init} must be finite")
         if self.dt_param == "softplus" and self.dt_init <= 0:
             raise UserError(f"dt_param=softplus keeps dt positive; dt_init={value_text(self.dt_init)} is not")
 

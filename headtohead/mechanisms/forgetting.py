@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from headtohead.kernels import attention_weights
 from headtohead.kernels.attention.softmax import per_query_head
 from headtohead.kernels.path import is_plain
-from headtohead.mechanisms.contract.base import NOT_COMPARED, Circuit, Frame, Shape, Supports
+from headtohead.mechanisms.contract.base import Circuit, Frame, Shape, Supports
 from headtohead.mechanisms.contract.cache import Cache, Entry
 from headtohead.mechanisms.contract.options import option
 from headtohead.mechanisms.families.variant import Variant, VariantOptions
@@ -55,7 +55,7 @@ class Forgetting(Variant):
 
     name: ClassVar[str] = "forgetting"
     Options: ClassVar[type] = ForgettingOptions
-    supports: ClassVar[Supports] = Supports(bidirectional=False, alone=NOT_COMPARED)
+    supports: ClassVar[Supports] = Supports(bidirectional=False)
     tags: ClassVar = {**Variant.tags, "forget_gate": Circuit("own", follows="qk")}
 
     def __init__(self, shape: Shape, options: Any) -> None:

@@ -36,7 +36,7 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import rms_norm
-from headtohead.mechanisms.contract.base import NOT_COMPARED, Circuit, Draw, Frame, Shape, Supports
+from headtohead.mechanisms.contract.base import Circuit, Draw, Frame, Shape
 from headtohead.mechanisms.contract.cache import Cache
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import joined_linear
@@ -96,7 +96,6 @@ class GatedDelta(Recurrent):
 
     name: ClassVar[str] = "gated_delta"
     Options: ClassVar[type] = GatedDeltaOptions
-    supports: ClassVar[Supports] = Supports(bidirectional=False, alone=NOT_COMPARED)
     tags: ClassVar = {
         **dict.fromkeys(
             ("q_conv", "k_conv", "beta", "rate", "decay", "decay_down"), Circuit("own", follows="qk")
@@ -162,6 +161,11 @@ class GatedDelta(Recurrent):
         logits = self.decay(x if self.options.decay == "head" else self.decay_down(x))
         rate = wide(self.rate).exp()[:, None, None]
         return -rate * self.split_heads(softplus(logits), self.heads)
+
+    @property
+    def graph_safe(self) -> bool:
+        """True with every option: a step depends on the position through the cache only."""
+        return type(self) is GatedDelta
 
     def finish(self, mixed: Tensor, inputs: Inputs) -> Tensor:
         """Return the heads, normalized and gated."""

@@ -95,6 +95,11 @@ class GatedLinear(Recurrent):
         gate = parts[3] if self.options.output_gate else None
         return Inputs(q * self.key_dim**-0.5, k, v, log_decay, gate=gate)
 
+    @property
+    def graph_safe(self) -> bool:
+        """True with every option: a step depends on the position through the cache only."""
+        return type(self) is GatedLinear
+
     def finish(self, mixed: Tensor, inputs: Inputs) -> Tensor:
         """Return the normalized heads, gated."""
         heads = rms_norm(mixed, self.gain, self.shape.norm_eps).flatten(2)

@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import rms_norm
-from headtohead.mechanisms.contract.base import NOT_COMPARED, Circuit, Draw, Frame, Shape, Supports
+from headtohead.mechanisms.contract.base import Circuit, Draw, Frame, Shape
 from headtohead.mechanisms.contract.cache import Cache
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import joined_linear
@@ -79,7 +79,6 @@ class SelectiveState(Recurrent):
 
     name: ClassVar[str] = "selective_state"
     Options: ClassVar[type] = SelectiveStateOptions
-    supports: ClassVar[Supports] = Supports(bidirectional=False, alone=NOT_COMPARED)
     tags: ClassVar = {
         **dict.fromkeys(("q_conv", "k_conv", "step", "rate"), Circuit("own", follows="qk")),
         **dict.fromkeys(("v_conv", "skip", "gain", "gate"), Circuit("own", follows="ov")),
@@ -141,6 +140,11 @@ class SelectiveState(Recurrent):
         """Return what a group shares for each of its heads; one group is broadcast."""
         each = self.heads // self.groups
         return x if self.groups == 1 or each == 1 else x.repeat_interleave(each, 1)
+
+    @property
+    def graph_safe(self) -> bool:
+        """True with every option: a step depends on the position through the cache only."""
+        return type(self) is SelectiveState
 
     def finish(self, mixed: Tensor, inputs: Inputs) -> Tensor:
         """Return the heads, gated and then normalized over the whole width."""

@@ -6,8 +6,8 @@ nothing instead of to an unimportant token.
 `bias=zero` has b = 0, softmax-plus-one (Miller, "Attention is off by one", 2023); `bias=learned` learns one b per head, as
 gpt-oss does (OpenAI, arXiv 2508.10925). The result is standard attention times sigmoid(log sum_l e^(s_il) - b).
 
-Training puts the sink in front of the keys as a key with the score b and the value 0, which PyTorch's fused attention takes
-like any other. One more coordinate, b sqrt(d) in every query, 0 in every key and 1 in the sink, gives it this score.
+Training multiplies the output of PyTorch's fused attention by this sigmoid, and calls its backward kernel with the result
+and with the logarithm of the sum that includes e^b. With a window or padding, the sink is one more key with the value 0.
 
 Arms: sink:bias=zero sink:kv_heads=2
 
@@ -29,7 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headtohead.kernels import attend
+from headtohead.kernels import attend, sink_attend
+from headtohead.kernels.attention.sink import sink_serves, sink_weights
 from headtohead.kernels.attention.softmax import per_query_head
 from headtohead.kernels.path import is_plain
 from headtohead.mechanisms.contract.base import Frame, Shape
@@ -69,36 +70,34 @@ class Sink(Variant):
         # A few queries over many keys have a small map, and a sink among the keys would copy the whole cache.
         if is_plain() or q.shape[-2] < k.shape[-2]:
             return self._weights(q, k, frame) @ per_query_head(v, q)
+        if frame.causal and frame.padding is None and not self.window and sink_serves(q):
+            return sink_attend(q, k, v, self._bias(), self.dim**-0.5)
         return self._with_sink_key(q, k, v, frame)
 
     def _weights(self, q: Tensor, k: Tensor, frame: Frame) -> Tensor:
         """Return the attention map (batch, heads, time, keys)."""
-        scores = (q * self.dim**-0.5) @ per_query_head(k, q).mT
         mask = frame.mask(q.device, self.window, keys=k.shape[-2])
-        scores = scores.masked_fill(~mask, float("-inf"))
-        passed = torch.sigmoid(scores.logsumexp(-1, keepdim=True) - self._score(scores))
-        return torch.softmax(scores, -1) * passed
+        return sink_weights(q, k, mask, self._bias(), self.dim**-0.5)
 
     def _with_sink_key(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> Tensor:
-        """Return the same as the map times the values, for as many queries as keys, by fused attention."""
-        if self.options.bias == "learned":
-            q = torch.cat((q, (self._score(q) * self.dim**0.5).expand_as(q[..., :1])), -1)
+        """Return the same as the map times the values, for as many queries as keys, by fused attention with a mask.
+
+        The sink is a key with the value 0 in front of the others. One more coordinate, b sqrt(d) in every query, 0 in every
+        key and 1 in the sink, gives it the score b.
+        """
+        if (bias := self._bias()) is not None:
+            score = (bias.to(q.dtype) * self.dim**0.5)[:, None, None]
+            q = torch.cat((q, score.expand_as(q[..., :1])), -1)
             sink = F.pad(torch.zeros_like(k[..., :1, :]), (0, 1), value=1.0)
             k = torch.cat((sink, F.pad(k, (0, 1))), -2)
         else:
             k = F.pad(k, (0, 0, 1, 0))
-        v, scale = F.pad(v, (0, 0, 1, 0)), self.dim**-0.5
-        if frame.causal and frame.padding is None and not self.window:
-            # With a query in front that nobody reads, the mask is the usual causal one, which needs no memory.
-            return attend(F.pad(q, (0, 0, 1, 0)), k, v, scale=scale)[..., 1:, :]
         mask = F.pad(frame.mask(q.device, self.window), (1, 0), value=True)
-        return attend(q, k, v, scale=scale, mask=mask)
+        return attend(q, k, F.pad(v, (0, 0, 1, 0)), scale=self.dim**-0.5, mask=mask)
 
-    def _score(self, like: Tensor) -> Tensor:
-        """Return the sink's score (heads, 1, 1) in the dtype of the scores."""
-        if self.options.bias == "zero":
-            return like.new_zeros(self.heads, 1, 1)
-        return self.sink.to(like.dtype)[:, None, None]
+    def _bias(self) -> Tensor | None:
+        """Return the sink's score (heads,), or None if it is 0."""
+        return None if self.options.bias == "zero" else self.sink
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
         """Return the map (batch, heads, time, time); its rows sum to less than 1."""

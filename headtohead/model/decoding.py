@@ -93,12 +93,16 @@ class Decoding:
             return one_step(self.model, self.caches, token)
 
     def _capture(self, token: Tensor) -> None:
-        """Capture the step; the warm-up steps write the same token at the same position."""
+        """Capture the step; the warm-up steps write the same token at the same position, and states are restored after them."""
+        states = [layer.tensors[name] for layer in self.caches.layers for name in layer.states]
+        before = [state.clone() for state in states]
 
         def failed(reason: str) -> None:
             self._able = False
             self.warn(f"decoding runs eagerly, CUDA graph capture failed: {reason}")
 
         self._graph = try_capture(lambda: self._step(token), token.device, failed, warmup=_FIRST)
+        for state, kept in zip(states, before, strict=True):
+            state.copy_(kept)
         # A longer text would replace these tables with longer ones; keep the ones that the graph reads alive.
         self._tables = dict(self.model.rotary.tables) if self.model.rotary is not None else {}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,15 @@ def test_a_row_is_kept_as_soon_as_it_is_measured_and_measured_once(tmp_path: Pat
     document = Rows("x", out, {"shared": 1}).run(cases, lambda message, share: shown.append((message, share)))
     assert [row["seconds"] for row in document["rows"]] == [1.0, 2.0]
     assert (document["shared"], document["benchmark"], shown) == (1, "x", [("b", 0.0)])
+
+
+def test_the_document_is_the_stored_one_whenever_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = itertools.count()
+    monkeypatch.setattr("headtohead.bench.harness.provenance", lambda: {"date": str(next(moments))})
+    rows = Rows("x", tmp_path / "rows.json", {})
+    assert rows.run([case("a", {})], silent) == json.loads((tmp_path / "rows.json").read_text())
 
 
 @pytest.mark.parametrize(

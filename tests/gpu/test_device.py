@@ -15,8 +15,11 @@ from headtohead.bench import kernels as bench
 from headtohead.bench.clock import seconds_of
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
-from headtohead.kernels import path_name, scored_attend
+from headtohead.kernels import path_name, scored_attend, sink_attend
+from headtohead.kernels.attention import sink
 from headtohead.kernels.attention.decode import ROPE_MODES, attend_placed, decode, decode_plain
+from headtohead.kernels.attention.recurrence import gated_scan, gated_scan_plain
+from headtohead.kernels.attention.softmax import per_query_head, view_mask
 from headtohead.kernels.pointwise.rotary import rotary_table
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.mechanisms.contract.score import bind
@@ -86,6 +89,35 @@ def test_decoding_equals_its_plain_reference(shape: tuple[int, ...], turn: str) 
     placed = attend_placed(q, kv, kv, last)
     plain = decode_plain(q.double(), kv.double(), None, "nothing", dim**-0.5)
     assert_close({"output": placed}, {"output": plain}, 2e-3, by="norm")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=("float32", "bf16"))
+@pytest.mark.parametrize("widths", [(8, 16), (16, 32), (32, 64), (64, 64), (5, 7)], ids=str)
+@pytest.mark.parametrize("kind", ["channel", "head", "channel delta", "head delta"])
+def test_recurrences_equal_their_plain_reference(
+    kind: str, widths: tuple[int, int], dtype: torch.dtype
+) -> None:
+    keys, values, time = *widths, 150
+    draw = torch.Generator(GPU).manual_seed(0)
+    channels = 1 if "head" in kind else keys
+    shapes = ((time, keys), (time, keys), (time, values), (time, channels), (keys, values), (time, 1))
+    q, k, v, log_decay, state, beta = (
+        torch.randn(2, 3, *shape, device=GPU, generator=draw) for shape in shapes
+    )
+    k = k / k.norm(dim=-1, keepdim=True)
+    given = [x.to(dtype) for x in (q, k, v)] + [-0.2 * log_decay.abs(), state]
+    given += [beta.sigmoid()] if "delta" in kind else []
+    names = ("output", "end", "q", "k", "v", "log_decay", "state", "beta")
+
+    def outputs(function: Any, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+        own = [x.detach().to(dtype or x.dtype).requires_grad_() for x in given]
+        found, end = function(*own)
+        weights = torch.linspace(-1, 1, found.numel(), device=GPU).view(found.shape)
+        grads = torch.autograd.grad((found * weights).sum() + end.square().sum(), own)
+        return dict(zip(names, (found, end, *grads), strict=False))
+
+    wanted = outputs(gated_scan_plain, torch.float64)
+    assert_close(outputs(gated_scan, None), wanted, 1e-4 if dtype == torch.float32 else 1e-2, by="norm")
 
 
 ARMS = (
@@ -189,6 +221,58 @@ def test_flex_attention_equals_the_dense_path(arm: str, dtype: torch.dtype) -> N
     assert_close(found, outputs(torch.float64), 2e-2 if dtype == torch.bfloat16 else 2e-3, by="norm")
 
 
+def sink_results(
+    attends: Any, time: int, dim: int, dtype: torch.dtype, kv_heads: int = 2
+) -> dict[str, torch.Tensor]:
+    """Return output and gradients; q, k and v are views of one tensor, as after one projection."""
+    draw, sizes = torch.Generator(GPU).manual_seed(0), (4 * dim, kv_heads * dim, kv_heads * dim)
+    joined = torch.randn(2, time, sum(sizes), device=GPU, generator=draw).to(dtype)
+    weights = torch.randn(2, 4, time, dim, device=GPU, generator=draw)
+    given = [part.unflatten(-1, (-1, dim)).transpose(1, 2) for part in joined.split(sizes, -1)]
+    given = [tensor.requires_grad_() for tensor in given]
+    bias = torch.tensor([0.5, -1.0, 2.0, 0.0], device=GPU)
+    score = bias.to(torch.promote_types(dtype, torch.float32)).requires_grad_()
+    output = attends(*given, score, dim**-0.5)
+    grads = torch.autograd.grad((output * weights).sum(), [*given, score])
+    return dict(zip(("output", "q", "k", "v", "bias"), (output, *grads), strict=True))
+
+
+def sink_plain(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float
+) -> torch.Tensor:
+    mask = view_mask(q.shape[-2], k.shape[-2], q.device, True)
+    return sink.sink_weights(q, k, mask, bias, scale) @ per_query_head(v, q)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "tolerance"),
+    [
+        ("cudnn_attention", torch.bfloat16, 2e-2),
+        ("flash_attention", torch.bfloat16, 2e-2),
+        ("efficient_attention", torch.bfloat16, 2e-2),
+        ("efficient_attention", torch.float32, 2e-3),
+    ],
+)
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("dim", [16, 20, 64])
+@pytest.mark.parametrize("time", [64, 200])
+def test_attention_with_a_sink_equals_its_plain_reference(
+    time: int, dim: int, kv_heads: int, kernel: str, dtype: torch.dtype, tolerance: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    wanted = sink_results(sink_plain, time, dim, torch.float64, kv_heads)
+    monkeypatch.setattr(sink, "backend_name", lambda *given: kernel)
+    found = sink_results(sink_attend, time, dim, dtype, kv_heads)
+    assert_close(found, wanted, tolerance, by="norm")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=("float32", "bf16"))
+def test_a_compiled_sink_is_the_sink(dtype: torch.dtype) -> None:
+    compiled = torch.compile(sink_attend, fullgraph=True)
+    found = sink_results(compiled, 200, 64, dtype)
+    assert_close(found, sink_results(sink_attend, 200, 64, dtype), 2e-3, by="norm")
+
+
 def test_a_toy_window_captured_as_a_graph_is_that_of_the_cpu() -> None:
     runs = [
         ToyRun("a", "CACO", seed, adam=rate, epochs=2, batches=50, length=16)
@@ -204,8 +288,14 @@ def test_the_seconds_of_a_call_grow_with_its_work() -> None:
     assert seconds_of(lambda: large * 2, GPU) > 10 * seconds_of(lambda: small * 2, GPU)
 
 
-@pytest.mark.parametrize("arm", ["standard:window=16", "(standard:window=16 standard)*1"])
-def test_a_ring_buffer_under_a_graph_equals_decoding_without_a_cache(arm: str) -> None:
+@pytest.mark.parametrize(
+    "arm",
+    [
+        *("standard:window=16", "(standard:window=16 standard)*1", "canon", "gated_linear"),
+        *("gated_delta", "gated_delta:decay=channel", "(selective_state standard)*1"),
+    ],
+)
+def test_buffers_and_states_under_a_graph_equal_decoding_without_a_cache(arm: str) -> None:
     model = Decoder(SIZE.with_settings(init_std=0.3), parse_layout(arm).layers(SIZE.layers), 1).to(GPU).eval()
     text = torch.randint(0, 256, (2, 40), device=GPU, generator=torch.Generator(GPU).manual_seed(1))
     with torch.inference_mode():

@@ -15,7 +15,7 @@ from headtohead.kernels.attention.softmax import attend, view_mask
 from headtohead.kernels.attention.taylor import _taylor_flex, taylor_attend, taylor_score, taylor_weights
 from headtohead.kernels.dynamics.integrator import potential_force, potential_force_plain
 from headtohead.kernels.matmul.loss import linear_cross_entropy, linear_cross_entropy_plain, token_nats
-from headtohead.kernels.matmul.projection import project, project_plain
+from headtohead.kernels.matmul.projection import project, project_joined, project_plain
 from headtohead.kernels.pointwise.circle import circle, circle_plain, circle_pull, circle_pull_plain
 from headtohead.kernels.pointwise.feedforward import swiglu, swiglu_plain
 from headtohead.kernels.pointwise.norm import rms_norm, rms_norm_plain
@@ -107,6 +107,9 @@ def test_project(dtype: torch.dtype, tolerance: float) -> None:
         inputs,
         tolerance,
     )
+    for biases in (None, [draw(8, dtype=dtype), draw(4, dtype=dtype), draw(4, dtype=dtype, seed=1)]):
+        joined = project_joined(inputs[0], inputs[1:], biases)
+        torch.testing.assert_close(joined, torch.cat(project_plain(inputs[0], inputs[1:], biases), -1))
 
 
 def test_a_projection_that_is_not_used_has_no_gradient() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -49,8 +49,9 @@ SERVED = [
     for arm in (*arms(name), f"{name}+coupled", f"{name}+coupled:order=after_rope")
     if model(arm).graph_safe
 ]
-NOT_SERVED = ("diagonal", "latent", "gated_linear", "sink", "forgetting")
+NOT_SERVED = ("diagonal", "latent", "sink", "forgetting")
 SERVED += ["gated:window=3", "exclusive:kv_heads=2", "(value_residual canon)*1"]
+SERVED += ["gated_linear", "gated_delta", "gated_delta:decay=channel,conv=0", "(selective_state standard)*1"]
 
 
 def test_which_arms_support_cuda_graphs() -> None:
@@ -72,8 +73,8 @@ def test_steps_at_fixed_shapes_are_the_full_forward(arm: str, settings: dict[str
     decoder.logits(TEXT[:, :5], caches=caches)
     decoder.logits(TEXT[:, :5], caches=usual)
     for layer in caches.layers:  # later positions have no effect, whatever their content
-        for tensor in layer.tensors.values():
-            tensor[..., 5:, :] = 1e6
+        for name in layer.tensors.keys() - layer.states:
+            layer.tensors[name][..., 5:, :] = 1e6
     step = Decoding(decoder, caches)
     for place in range(5, 12):
         scores = step(TEXT[:, place : place + 1])
@@ -101,10 +102,32 @@ def test_a_captured_step_is_correct_at_other_positions(arm: str) -> None:
             return one_step(decoder, caches, token)
 
     kept = [layer.tensors[name] for layer, name in names]
-    replay = make_fx(step)(TEXT[:, 5:6], torch.tensor([5]), *kept)
+    replay = make_fx(step)(TEXT[:, 5:6], torch.tensor([5]), *(tensor.clone() for tensor in kept))
     for place in range(5, 12):
         scores = replay(TEXT[:, place : place + 1], torch.tensor([place]), *kept)
         assert torch.allclose(scores, whole[:, place], rtol=1e-9, atol=1e-12)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("arm", ["gated_delta", "(canon selective_state)*1"])
+def test_warm_up_steps_of_a_capture_do_not_change_states(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass
+    class Captured:
+        replay: Callable[[], Tensor]
+
+    def capture(call: Callable[[], Tensor], *given: Any, warmup: int) -> Captured:
+        for _ in range(warmup):
+            call()
+        return Captured(call)
+
+    monkeypatch.setattr("headtohead.model.decoding.try_capture", capture)
+    decoder = model(arm)
+    whole, caches = decoder.logits(TEXT), decoder.new_caches(3, 16)
+    decoder.logits(TEXT[:, :5], caches=caches)
+    step = Decoding(decoder, caches)
+    step._able = True
+    for place in range(5, 12):
+        assert torch.allclose(step(TEXT[:, place : place + 1]), whole[:, place], rtol=1e-9, atol=1e-12)
 
 
 def test_a_text_is_the_same_with_fixed_shapes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headtohead.kernels.attention.linear import in_chunks
-from headtohead.kernels.path import is_plain, no_autocast
+from headtohead.kernels.attention.recurrence_triton import BLOCK as TILE
+from headtohead.kernels.attention.recurrence_triton import (
+    chunk_scores,
+    delta_systems,
+    gated_walk,
+    recurrence_serves,
+)
+from headtohead.kernels.path import is_plain, no_autocast, triton_serves
 
 # Tokens per chunk: scores within a chunk are a matrix, between chunks there is a state.
 CHUNK = 64
@@ -38,12 +45,19 @@ def gated_scan(
     computation runs in the dtype of log_decay.
     """
     with no_autocast(q):
+        if state is None:
+            state = log_decay.new_zeros(*v.shape[:2], k.shape[-1], v.shape[-1])
+        state = state.to(log_decay.dtype)
+        if (
+            q.shape[-2] > 1
+            and triton_serves(log_decay)
+            and recurrence_serves(k.shape[-1], v.shape[-1], v.device)
+        ):
+            return _fused(q, k, v, log_decay, state, beta)
         q, k, v = (tensor.to(log_decay.dtype) for tensor in (q, k, v))
         beta = None if beta is None else beta.to(log_decay.dtype)
-        if state is None:
-            state = v.new_zeros(*v.shape[:2], k.shape[-1], v.shape[-1])
         form = gated_scan_plain if is_plain() or q.shape[-2] == 1 else _chunked
-        return form(q, k, v, log_decay, state.to(log_decay.dtype), beta)
+        return form(q, k, v, log_decay, state, beta)
 
 
 def gated_scan_plain(
@@ -86,7 +100,7 @@ def _chunked(
     product of decays, so nothing overflows however fast a channel decays.
 
     The delta rule within a chunk is w = b (v - (k e^L) S - T w), with T the scores of k and k below the diagonal: a
-    triangular system. Its solution is w = u - p S, linear in the state S before the chunk, and so is the state after it.
+    triangular system. Its solution is w = u - p S, linear in the state S before the chunk.
     """
     time = q.shape[-2]
     size = min(CHUNK, _power_of_two(time))
@@ -97,17 +111,35 @@ def _chunked(
     scores = decayed_scores(q, k, since)
     kept = (k * (last - since).exp()).transpose(-2, -1)
     if beta is None:
+        written = v
         starts, end = _states(last, kept @ v, state)
-        output = scores @ v + (q * since.exp()) @ starts
     else:
         beta = in_chunks(beta, size)
         u, p = _solve(k, since, beta, beta * torch.cat((v, k * since.exp()), -1)).split(
             (v.shape[-1], k.shape[-1]), -1
         )
-        decay = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) * last.exp()
-        starts, end = _mixed_states(decay - kept @ p, kept @ u, state)
-        output = scores @ (u - p @ starts) + (q * since.exp()) @ starts
+        written, starts, end = _delta_states(last, kept, u, p, state)
+    output = scores @ written + (q * since.exp()) @ starts
     return output.flatten(2, 3)[:, :, :time], end
+
+
+def _fused(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, beta: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the same as `_chunked` by Triton kernels."""
+    time, heads = v.shape[-2], v.shape[1]
+    size = min(CHUNK, max(TILE, _power_of_two(time)))
+    q, k = (tensor.expand(-1, heads, -1, -1) for tensor in (q, k))
+    since = in_chunks(log_decay.clamp_min(FLOOR), size).cumsum(-2).flatten(2, 3)[:, :, :time]
+    channels = since.shape[-1] > 1
+    scores = chunk_scores(q, k, since, size) if channels else None
+    p = None
+    if beta is not None:
+        v, p, _ = delta_systems(
+            k, v, since, beta, chunk_scores(k, k, since, size) if channels else None, size
+        )
+    output, _, end = gated_walk(q, k, v, since, state, p, scores, size)
+    return output, end
 
 
 def _solve(k: Tensor, since: Tensor, beta: Tensor, right: Tensor, transposed: bool = False) -> Tensor:
@@ -141,13 +173,22 @@ def _states(last: Tensor, arriving: Tensor, state: Tensor) -> tuple[Tensor, Tens
     return torch.cat(starts, 2), state
 
 
-def _mixed_states(mixing: Tensor, arriving: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same for S_n = mixing_n S_(n-1) + arriving_n with matrices (key width, key width), chunk by chunk."""
-    starts = []
-    for mix, added in zip(mixing.unbind(2), arriving.unbind(2), strict=True):
+def _delta_states(
+    last: Tensor, kept: Tensor, u: Tensor, p: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return w (batch, heads, chunks, time, value width), the states before each chunk, and the final state.
+
+    w_n = u_n - p_n S_(n-1) and S_n = e^(last_n) S_(n-1) + kept_n w_n, chunk by chunk: as matrices (key width, key width) the
+    chunks could be joined, but those of a wide state take more memory and time than anything else.
+    """
+    written, starts = [], []
+    for decay, keep, one, by_state in zip(
+        last.exp().transpose(-2, -1).unbind(2), kept.unbind(2), u.unbind(2), p.unbind(2), strict=True
+    ):
         starts.append(state)
-        state = added + mix @ state
-    return torch.stack(starts, 2), state
+        written.append(one - by_state @ state)
+        state = decay * state + keep @ written[-1]
+    return torch.stack(written, 2), torch.stack(starts, 2), state
 
 
 def decayed_scores(q: Tensor, k: Tensor, since: Tensor) -> Tensor:

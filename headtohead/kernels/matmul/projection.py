@@ -53,14 +53,24 @@ def project(
     return project_plain(x, weights, biases)
 
 
+def project_joined(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None) -> Tensor:
+    """Return the outputs of `project` concatenated; where they are parts of one product, nothing is copied."""
+    if biases is None and eager_cpu(x):
+        return torch.cat(project(x, weights), -1)
+    return _one_product(x, weights, biases)
+
+
 def project_plain(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, ...]:
     """Plain reference, as one matrix product with the concatenated weights."""
     if len(weights) == 1:
         return (F.linear(x, weights[0], None if biases is None else biases[0]),)
-    bias = None if biases is None else joined(biases)
-    return F.linear(x, joined(weights), bias).split([len(weight) for weight in weights], -1)
+    return _one_product(x, weights, biases).split([len(weight) for weight in weights], -1)
+
+
+def _one_product(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None) -> Tensor:
+    return F.linear(x, joined(weights), None if biases is None else joined(biases))
 
 
 class _Project(torch.autograd.Function):

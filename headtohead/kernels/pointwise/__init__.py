@@ -1,1 +1,1 @@
-"""Norms, rotary positions, gates and phases."""
+"""Norms, short convolutions, rotary positions, gates and phases."""

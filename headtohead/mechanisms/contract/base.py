@@ -67,12 +67,6 @@ class Supports:
     positions: frozenset[str] = frozenset(("rope", "learned", "none"))
     bidirectional: bool = True
     padding: bool = True
-    alone: str = ""
-    """Why its runs are trained alone and step by step unless a population is requested; empty if they need not be."""
-
-
-NOT_COMPARED = "its rows and graphs are not yet compared with separate runs on a GPU"
-"""`Supports.alone` of a new mechanism, until `make test-gpu` has passed with it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,8 +346,8 @@ class Mechanism(Component):
         """Whether a decoding step can be captured as a CUDA graph and replayed at other positions.
 
         It must then take its position only from `frame.rotate`, `frame.attend`, `frame.positions` and `cache.append`: a
-        Python number read during capture, such as `frame.start`, would be the same at every position. Each subclass
-        declares this for itself.
+        Python number read during capture, such as `frame.start`, would be the same at every position. Entries of the
+        cache per sequence may be updated in place. Each subclass declares this for itself.
         """
         return False
 

@@ -71,6 +71,8 @@ class Cache:
             for entry in spec
         }
         self.windows = {entry.name: entry.window for entry in spec if entry.window}
+        self.states = [entry.name for entry in spec if entry.kind == "sequence"]
+        """Entries that a step may update from their own content, so that repeating it changes them again."""
         self.folded: dict[str, Tensor] = {}
         """Weights precomputed for decoding; not counted in the cache's bytes."""
 

@@ -6,12 +6,13 @@ layer that has one query per key: `sharing:tie=kv+mine` in an arm.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from headtohead.common.errors import UserError
-from headtohead.kernels import attention_weights, project
+from headtohead.kernels import attention_weights, project, project_joined
 from headtohead.mechanisms.contract.base import (
     Circuit,
     Component,
@@ -214,5 +215,14 @@ def mean_keys(context: int, window: int = 0, strict: bool = False) -> float:
 
 def joined_linear(x: Tensor, layers: list[nn.Linear]) -> tuple[Tensor, ...]:
     """Return each layer's output for x; the parameters stay separate tensors."""
+    return project(x, *_weights_and_biases(layers))
+
+
+def joined_outputs(x: Tensor, layers: list[nn.Linear]) -> Tensor:
+    """Return the outputs of `joined_linear` concatenated, (batch, time, ...)."""
+    return project_joined(x, *_weights_and_biases(layers))
+
+
+def _weights_and_biases(layers: list[nn.Linear]) -> tuple[Sequence[Tensor], Sequence[Tensor] | None]:
     biases = [layer.bias for layer in layers if layer.bias is not None]
-    return project(x, [layer.weight for layer in layers], biases or None)
+    return [layer.weight for layer in layers], biases or None

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from headtohead.kernels import short_convolution, short_convolution_plain
 from headtohead.mechanisms.contract.base import Frame
 from headtohead.mechanisms.contract.cache import Cache, Entry
 
 
-def convolve(h: Tensor, weight: Tensor, cache: Cache | None = None, entry: str = "") -> Tensor:
-    """Return sum_i weight_i * h_(t-i) (batch, time, channels) from h of that shape and weight (taps, channels).
-
-    Everything before the first token is zero; with a cache, its entry has the last inputs before h.
-    """
-    before, time = weight.shape[0] - 1, h.shape[1]
-    longer = F.pad(h, (0, 0, before, 0)) if cache is None else _after_recent(entry, h, cache)
-    weight = weight.to(h.dtype)
-    mixed = weight[before] * longer[:, :time]
-    for i in range(before - 1, -1, -1):
-        mixed = mixed + weight[i] * longer[:, before - i : before - i + time]
-    return mixed
+def convolve(
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    residual: bool = False,
+    silu: bool = False,
+    cache: Cache | None = None,
+    entry: str = "",
+) -> Tensor:
+    """Return `short_convolution` of h (batch, time, channels); with a cache, its entry has the last inputs before h."""
+    if cache is None:
+        return short_convolution(h, weight, bias, residual=residual, silu=silu)
+    earlier = _exchange_recent(entry, h, cache)
+    return short_convolution_plain(h, weight, bias, residual=residual, silu=silu, earlier=earlier)
 
 
 def recent_inputs(name: str, taps: int, channels: int) -> Entry:
@@ -34,8 +37,8 @@ def without_padding(h: Tensor, frame: Frame) -> Tensor:
     return h if frame.padding is None else h * frame.padding[:, frame.start :, None]
 
 
-def _after_recent(name: str, h: Tensor, cache: Cache) -> Tensor:
-    """Return the taps - 1 inputs before h (batch, time, channels), then h, whose last rows replace older ones.
+def _exchange_recent(name: str, h: Tensor, cache: Cache) -> Tensor:
+    """Return the taps - 1 inputs before h (batch, time, channels), and keep the last rows of h in place of older ones.
 
     The entry (batch, taps, channels) is a ring: position p is in row p modulo taps, so that a step that is run again at
     the same position changes nothing. Rows of positions before the first token were never written and are zero.
@@ -44,8 +47,8 @@ def _after_recent(name: str, h: Tensor, cache: Cache) -> Tensor:
     taps = ring.shape[1]
     start = cache.length if cache.place is None else cache.place
     earlier = (torch.arange(1 - taps, 0, device=h.device) + start) % taps
-    longer = torch.cat((ring.index_select(1, earlier).to(h.dtype), h), 1)
+    recent = ring.index_select(1, earlier).to(h.dtype)
     kept = min(time, taps)
     rows = (torch.arange(time - kept, time, device=h.device) + start) % taps
     ring.index_copy_(1, rows, h[:, time - kept :].to(ring.dtype))
-    return longer
+    return recent

@@ -67,8 +67,10 @@ class Recurrent(Projected):
         found = []
         for name, part in parts.items():
             if name in self.convolutions:
-                part = getattr(self, f"{name}_conv")(without_padding(part, frame), cache, f"{name}_inputs")
-            found.append(F.silu(part))
+                convolution = getattr(self, f"{name}_conv")
+                found.append(convolution(without_padding(part, frame), cache, f"{name}_inputs", silu=True))
+            else:
+                found.append(F.silu(part))
         return found
 
     def initialise(self, draw: Draw) -> None:
@@ -111,10 +113,9 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.zeros(channels, taps))
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
-    def forward(self, x: Tensor, cache: Cache | None, entry: str) -> Tensor:
-        """Return (batch, time, channels) from the same; the cache's entry has the last inputs before x."""
-        mixed = convolve(x, self.weight.flip(-1).mT, cache, entry)
-        return mixed if self.bias is None else mixed + self.bias.to(x.dtype)
+    def forward(self, x: Tensor, cache: Cache | None, entry: str, *, silu: bool = False) -> Tensor:
+        """Return (batch, time, channels) from the same, with or without SiLU; the cache's entry has the last inputs before x."""
+        return convolve(x, self.weight.flip(-1).mT, self.bias, silu=silu, cache=cache, entry=entry)
 
 
 def real_tokens(frame: Frame) -> Tensor | None:

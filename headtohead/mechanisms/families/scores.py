@@ -39,7 +39,7 @@ def relative(
     i: Tensor,
     j: Tensor,
     reach: int = option(
-        128, "number of distances with a bias of their own; larger ones share the last", low=1
+        128, "number of distances with a bias of their own; larger ones share the last", low=1, high=2**17
     ),
     table: Learned = learned("heads", "reach"),  # noqa: B008  a declaration
 ) -> Tensor:
@@ -54,7 +54,9 @@ def sandwich(
     i: Tensor,
     j: Tensor,
     heads: int,
-    dim: int = option(128, "width of the sinusoidal embeddings: twice the number of frequencies", low=2),
+    dim: int = option(
+        128, "width of the sinusoidal embeddings: twice the number of frequencies", low=2, high=4096
+    ),
 ) -> Tensor:
     """The product of two sinusoidal embeddings: s + heads / (8 (head + 1)) sum_k cos((i - j) / 10000^(2 k / dim))."""
     distance = (i - j).to(s.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from headtohead.mechanisms.contract.base import NOT_COMPARED, Supports, default_label
+from headtohead.mechanisms.contract.base import default_label
 from headtohead.mechanisms.contract.cache import Entry
 from headtohead.mechanisms.standard import Standard, StandardOptions
 
@@ -22,7 +22,6 @@ class Variant(Standard):
 
     name: ClassVar[str] = ""
     Options: ClassVar[type] = VariantOptions
-    supports: ClassVar[Supports] = Supports(alone=NOT_COMPARED)
 
     def cache_spec(self) -> tuple[Entry, ...]:
         """Keys and values of every token, or of the window."""

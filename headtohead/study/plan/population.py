@@ -69,7 +69,7 @@ class PopulationPolicy:
         able = several and self._room(runs)
         # Verified on windows of a corpus; the batches of tasks vary in length and gain little.
         known = not any(run.task for run in runs) and all(
-            term.verified for used in layers.values() for layer in used for term in layer.terms
+            not term.user_code for used in layers.values() for layer in used for term in layer.terms
         )
         return (
             able
