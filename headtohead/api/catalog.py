@@ -15,6 +15,7 @@ from headtohead.evaluation.cost import arm_cost
 from headtohead.mechanisms.contract.base import Mechanism
 from headtohead.mechanisms.contract.describe import describe
 from headtohead.mechanisms.contract.registry import Kind, builtin_mechanisms
+from headtohead.mechanisms.contract.score import Score
 from headtohead.mechanisms.contract.terms import Composed, Term
 from headtohead.mechanisms.contract.user_code import user_errors
 from headtohead.model.check import Verification, check_composed
@@ -61,7 +62,7 @@ def study_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def check(arm: str | type[Mechanism], *, compile: bool = False) -> Verification:
+def check(arm: str | type[Mechanism] | Score, *, compile: bool = False) -> Verification:
     """Return the results of the conformance suite for a mechanism, at every example setting of its options."""
     composed = parse_layout(arm).pattern[0]
     return check_composed(check_settings(composed), compile)
@@ -80,7 +81,7 @@ def check_settings(composed: Composed) -> list[Composed]:
 
 
 def cost(
-    arm: str | type[Mechanism], *, size: str = "nano", context: int = 0, batch: int = 1
+    arm: str | type[Mechanism] | Score, *, size: str = "nano", context: int = 0, batch: int = 1
 ) -> dict[str, Any]:
     """Return parameters, FLOPs per token and cache bytes per token of an arm at a size.
 

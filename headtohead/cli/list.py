@@ -12,13 +12,13 @@ from headtohead.api.catalog import size_rows, study_rows
 from headtohead.cli.shared.options import Json, flag
 from headtohead.cli.shared.pages import option_values, write_pages
 from headtohead.cli.shared.tables import print_table, say_wrapped, width
-from headtohead.common.errors import UserError, unknown
+from headtohead.common.errors import UserError
 from headtohead.common.numbers import short_count
 from headtohead.common.terminal import say, say_json
 from headtohead.data.corpora import corpus_names
-from headtohead.mechanisms.contract.describe import Description, describe
-from headtohead.mechanisms.contract.options import value_text
-from headtohead.mechanisms.contract.registry import builtin_mechanisms
+from headtohead.mechanisms.contract.describe import Description, describe, describe_variant
+from headtohead.mechanisms.contract.options import Options, value_text
+from headtohead.mechanisms.contract.registry import builtin_mechanisms, did_you_mean, file_mechanisms
 from headtohead.model.layout import NAMED_LAYOUTS, parse_layout
 from headtohead.study.config.shipped import shipped_studies
 from headtohead.study.probes import PROBES
@@ -36,7 +36,7 @@ def command(
     Example: h2h list sharing
 
     Args:
-        name: a mechanism, FILE.py:Class, or a section: mechanisms, sizes, corpora, layouts, probes, studies (default: all)
+        name: a mechanism, FILE.py, FILE.py:NAME, or a section: mechanisms, sizes, corpora, layouts, probes, studies (default: all)
         json_: print one JSON document with everything
         pages: write one Markdown page per mechanism into this directory instead (default: none)
         probes: the same as h2h list probes
@@ -52,9 +52,12 @@ def command(
     elif name in SECTIONS:
         SECTIONS[name]()
     elif json_:
-        say_json(_described(name).as_dict(), indent=1)
+        records = [one.as_dict() for one in _described(name).values()]
+        say_json(records[0] if len(records) == 1 else records, indent=1)
+    elif len(found := _described(name)) > 1:
+        _show_file(found)
     else:
-        _show_mechanism(_described(name))
+        _show_mechanism(*next(iter(found.items())))
 
 
 def _show_all() -> None:
@@ -129,29 +132,52 @@ SECTIONS: dict[str, Callable[[], None]] = {
 }
 
 
-def _described(name: str) -> Description:
+def _described(name: str) -> dict[str, Description]:
+    """Return the mechanism of a name, or those of a file, by the arms that name them."""
+    if name.endswith(".py"):
+        return {f"{name}:{own}": describe(kind) for own, kind in file_mechanisms(name).items()}
     if ".py:" in name:
-        return describe(parse_layout(name).pattern[0].terms[0].kind)
-    if ":" in name:
-        raise UserError(f"'{name}' has options; h2h list {name.partition(':')[0]} shows all it takes")
-    if name not in builtin_mechanisms():
-        raise unknown("mechanism or section", name, [*builtin_mechanisms(), *SECTIONS])
-    return describe(builtin_mechanisms()[name])
+        term = parse_layout(name).pattern[0].terms[0]
+        return {f"{term.path}:{term.kind.__name__}": describe(term.kind)}
+    base, _, variant = name.partition(":")
+    kind = builtin_mechanisms().get(base)
+    if kind is None:
+        names = [*builtin_mechanisms(), *SECTIONS]
+        close = did_you_mean(name, others=SECTIONS)
+        raise UserError(f"unknown mechanism or section '{name}'{close} (allowed: {', '.join(sorted(names))})")
+    if issubclass(kind.Options, Options) and variant in kind.Options.variants():
+        return {name: describe_variant(kind, variant)}
+    if variant:
+        raise UserError(f"'{name}' has options; h2h list {base} shows all it takes")
+    return {name: describe(kind)}
 
 
-def _show_mechanism(found: Description) -> None:
-    say_wrapped(f"{found.name}: {found.summary}")
-    if found.alone:
-        say_wrapped(f"Its runs are rows of a population only on request: {found.alone}")
+def _show_file(found: dict[str, Description]) -> None:
+    """Print one line for each mechanism of a file."""
+    print_table("", ("arm", "what it does"), [(arm, one.summary) for arm, one in found.items()])
+    say(f"\nh2h list {next(iter(found))} shows one with its options.")
+
+
+def _show_mechanism(arm: str, found: Description) -> None:
+    say_wrapped(f"{arm}: {found.summary}")
     rows = [
         (option["name"], value_text(option["default"]), option_values(option), option["help"])
         for option in found.options
     ]
     if rows:
         print_table("", ("option", "default", "values", "description"), rows)
-        choices = found.options[0]["choices"] or ("VALUE",)
-        say(f"\nas an arm: {found.name}:{rows[0][0]}={value_text(choices[-1])}")
+        say(f"\nas an arm: {arm}{_example(arm, found)}")
     else:
         say("It has no options.")
     if found.name in builtin_mechanisms():
         say(f"idea, equation and claims: docs/mechanisms/{found.name}.md; costs: h2h cost {found.name}")
+
+
+def _example(arm: str, found: Description) -> str:
+    """Return an option of the mechanism's own as it follows the arm; nothing if it has only those of every layer."""
+    usual = "kv_heads"
+    shown = next((option for option in found.options if option["name"] != usual), found.options[0])
+    if shown["name"] == usual and ":" in arm:
+        return ""
+    value = value_text(shown["choices"][-1] if shown["choices"] else shown["default"])
+    return f"{',' if ':' in arm else ':'}{shown['name']}={value or 'VALUE'}"

@@ -7,7 +7,8 @@ from typing import Any, TypeGuard
 
 from headtohead.common.errors import UserError
 
-_COUNT = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([kKmMgGbB]?)")
+# A comma separates thousands only: 2048,4096 is two counts.
+_COUNT = re.compile(r"((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?)\s*([kKmMgGbB]?)")
 _SCALE = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|d)?")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -24,7 +25,8 @@ def parse_count(text: str | int | float, name: str = "") -> int:
     else:
         match = _COUNT.fullmatch(text.strip())
         if not match:
-            raise UserError(f"{expected} a count such as 120000, 120k or 65M, got '{text[:40]}'")
+            several = "; a comma separates thousands, as in 1,234,567" if "," in text else ""
+            raise UserError(f"{expected} a count such as 120000, 120k or 65M, got '{text[:40]}'{several}")
         value = float(match[1].replace(",", "").replace("_", "")) * _SCALE[match[2].lower()]
     if not 0 <= value <= 2**62 or value != int(value):
         raise UserError(f"{expected} a whole number, zero or more, got '{str(text)[:40]}'")

@@ -52,7 +52,7 @@ class FlexOptions(ScoredOptions):
 
     cases: ClassVar[str] = (
         "kv_heads=1 score=alibi softcap=2 relative=5,kv_heads=2 sandwich=8 score=sigmoid sigmoid=7 sliding=3 "
-        "dilated=2 dilated=2,window=2 prefix=2,window=3"
+        "dilated=2 dilated=2,window=2 score=dilated prefix=2,window=3"
     )
     selector: ClassVar[str] = "score"
     function: ClassVar[Score] = plain

@@ -13,13 +13,15 @@ must equal the model's number of layers.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from headtohead.common.errors import UserError, suggestion
 from headtohead.common.text import check_plain
-from headtohead.mechanisms.contract.registry import builtin_mechanisms, find_mechanism
+from headtohead.mechanisms.contract.registry import adopt, find_mechanism
 from headtohead.mechanisms.contract.score import Score
 from headtohead.mechanisms.contract.terms import Composed, Term, class_term, file_term, named_term
 
@@ -81,16 +83,25 @@ class Layout:
         return " / ".join(composed.label for composed in self.pattern)
 
     @property
+    def identity(self) -> list[list[dict[str, Any]]]:
+        """Everything in the pattern that can change a result."""
+        return [composed.as_dict() for composed in self.pattern]
+
+    @property
     def portable(self) -> bool:
         """Whether another process can build this from its text alone."""
         return all(composed.portable for composed in self.pattern)
 
 
-def parse_layout(given: str | type | Score) -> Layout:
+def parse_layout(given: str | type | Score | Any) -> Layout:
     """Return the layout of an arm given as text, or of a mechanism class or score function passed in Python."""
     if isinstance(given, type | Score):
         composed = Composed((class_term(given),))
         return Layout(composed.text, (composed,))
+    if inspect.isfunction(given):
+        adopt(given, given.__name__, "the given arms")
+    if not isinstance(given, str):
+        raise UserError(f"an arm is a string, a class or a score function; got a {type(given).__name__}")
     return _Parser(check_plain(given, "an arm")).whole()
 
 
@@ -194,10 +205,9 @@ class _Parser:
             class_name = self.take(r":[A-Za-z_]\w*\b(?!\s*=)").removeprefix(":")
             return file_term(path, class_name, self.options(after="[:,]" if class_name else ":"))
         name = self.take(r"[^\s:*+()=,]+", "a mechanism's name")
-        if name not in builtin_mechanisms():
-            close, allowed = suggestion(name, builtin_mechanisms()), ", ".join(builtin_mechanisms())
-            raise UserError(f"unknown mechanism '{name}'{close} (allowed: {allowed}, or FILE.py)")
-        return named_term(name, self.options(builtin_mechanisms()[name].Options))
+        rest = re.compile(r"=[^\s+*()]*|").match(self.text, self.place)
+        kind = find_mechanism(name, rest[0] if rest else "")
+        return named_term(name, self.options(kind.Options))
 
     def options(self, known: type | None = None, after: str = ":") -> dict[str, str]:
         options: dict[str, str] = {}

@@ -99,9 +99,11 @@ _QWEN = Settings(bias="qkv", rope_theta=1e6)
 
 _SIZES = (
     # our own: RMSNorm, RoPE, SwiGLU, tied head, no biases; bytes
-    Size(
-        "nano", 64, 2, 4, 176, 256, 128, Settings(init_std=0.08)
-    ),  # at width 64, 0.02 delays the start of learning
+    # below width 100, an init_std of 0.02 delays the start of learning
+    Size("30k", 32, 2, 2, 72, 256, 128, Settings(init_std=0.08)),
+    Size("nano", 64, 2, 4, 176, 256, 128, Settings(init_std=0.08)),
+    Size("nano-deep", 48, 4, 4, 128, 256, 128, Settings(init_std=0.08)),
+    Size("300k", 80, 4, 4, 192, 256, 128, Settings(init_std=0.08)),
     Size("1m", 128, 5, 4, 344, 256, 256),
     Size("1m-deep", 96, 9, 4, 256, 256, 256),
     Size("1m-wide", 192, 2, 4, 588, 256, 256),

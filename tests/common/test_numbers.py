@@ -19,6 +19,8 @@ from headtohead.common.numbers import (
         ("65M", 65_000_000),
         ("1.5B", 1_500_000_000),
         ("1_000", 1000),
+        ("1,234,567", 1_234_567),
+        ("1,500k", 1_500_000),
         (7, 7),
         ("0", 0),
     ],
@@ -42,6 +44,12 @@ def test_an_exact_count_is_short_and_round_trips(value: int, text: str) -> None:
 def test_invalid_counts_are_rejected(text: object) -> None:
     with pytest.raises(UserError):
         parse_count(text)
+
+
+@pytest.mark.parametrize("text", ["2048,4096", "1,23", "1234,567", "1,,000", ",100", "1,000,", "12,3456k"])
+def test_a_comma_separates_thousands_only(text: str) -> None:
+    with pytest.raises(UserError, match=r"cache_at: .*; a comma separates thousands, as in 1,234,567"):
+        parse_count(text, "cache_at")
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,10 @@ def test_an_arm_names_a_function_and_its_options(arm: str, text: str, options: d
         ("flex:softcap,cup=3", "unknown option of flex:softcap 'cup'; did you mean 'cap'"),
         ("flex:softcap=many", "option cap takes a float, got 'many'"),
         ("flex:sliding=0", "window=0 is too small; at least 1"),
+        ("flex:sliding=99999999999999999999", "window=99999999999999999999 is too large; at most 2147483647"),
+        ("flex:softcap=nan", "cap=nan must be finite"),
+        ("flex:relative=100000000000000", "reach=100000000000000 is too large; at most 131072"),
+        ("flex:sandwich=100000000", "dim=100000000 is too large; at most 4096"),
         ("flex:sliding=2.5", "option window takes a int, got '2.5'"),
         ("flex:alibi=3", "alibi has no options of its own; write flex:alibi"),
         ("flex:softcap=3,cap=4", "option 'cap' of softcap is given twice"),
@@ -265,7 +269,7 @@ def test_options_have_the_types_of_their_annotations() -> None:
     ) -> Tensor:
         return s * scale * (2 if twice else 1) + (heads if side == "right" else power)
 
-    kind = scored_mechanism(typed)
+    kind = scored_mechanism(typed, "typed")
     built = parse_layout(typed).pattern[0].base.options
     assert (built.power, built.scale, built.twice, built.side) == (2, 1.0, False, "left")
     assert type(built.scale) is float
@@ -483,6 +487,16 @@ def test_generation_from_a_cache_equals_the_full_pass() -> None:
     with torch.no_grad():
         parts = [model.logits(part, caches=caches) for part in (text[:, :9], *text[:, 9:].split(1, 1))]
         torch.testing.assert_close(torch.cat(parts, 1), model.logits(text), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("distance", [4, 12])
+def test_a_function_that_hides_near_keys_has_gradients(distance: int) -> None:
+    raceable.gradients(Fixture.of(parse_layout(f"flex:dilated={distance}").pattern[0]))
+
+
+def test_a_function_that_hides_every_other_key_has_none() -> None:
+    with pytest.raises(Failure, match=r"the gradient of q\.weight is zero everywhere"):
+        raceable.gradients(Fixture.of(parse_layout("flex:sliding=1").pattern[0]))
 
 
 # Costs.

@@ -6,7 +6,10 @@ from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES, Size, find_size
 
 COUNTS = {
+    "30k": 30_368,
     "nano": 117_056,
+    "nano-deep": 123_312,
+    "300k": 307_920,
     "1m": 1_022_336,
     "1m-deep": 1_021_728,
     "1m-wide": 1_022_400,

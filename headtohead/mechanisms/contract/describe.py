@@ -10,12 +10,13 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from headtohead.mechanisms.contract.options import describe_options
+from headtohead.mechanisms.contract.options import Options, describe_options, describe_variant_options
 from headtohead.mechanisms.contract.projected import Stage
 from headtohead.mechanisms.contract.registry import Kind
+from headtohead.mechanisms.contract.score import Score
 
 _OPENING = re.compile(r"(Arms|Claims|Watch): ")
 
@@ -29,8 +30,6 @@ class Description:
     """The first line of the class's docstring."""
     stage: bool
     options: list[dict[str, Any]]
-    alone: str
-    """Why its runs are rows of a population only on request; empty if they may be by default."""
     idea: str = ""
     equation: str = ""
     arms: tuple[str, ...] = ()
@@ -54,6 +53,15 @@ def describe(kind: Kind) -> Description:
         sections[section].append(paragraph)
     words: dict[str, Any] = {name: "\n\n".join(paragraphs) for name, paragraphs in sections.items()}
     words["arms"] = tuple(words["arms"].split())
-    summary = (inspect.getdoc(kind) or "").splitlines()[0]
+    summary = (inspect.getdoc(kind) or kind.name).splitlines()[0]
     options = describe_options(kind.Options)
-    return Description(kind.name, summary, issubclass(kind, Stage), options, kind.supports.alone, **words)
+    return Description(kind.name, summary, issubclass(kind, Stage), options, **words)
+
+
+def describe_variant(kind: Kind, value: str) -> Description:
+    """Return the description of one variant, such as `flex:alibi`."""
+    cls: type[Options] = kind.Options
+    found, score = describe(kind), getattr(cls.variants()[value], "function", None)
+    summary = score.summary if isinstance(score, Score) else found.summary
+    options = describe_variant_options(cls, value)
+    return replace(found, name=f"{kind.name}:{value}", summary=summary, options=options, arms=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import types
 import typing
@@ -111,6 +112,12 @@ def _select(
         return f"{owner}:{chosen}", variants[chosen], given
     names = {field.name for field in dataclasses.fields(variants[usual])}
     if other := next((name for name in given if name not in names), None):
+        owners = [
+            value for value, one in variants.items() if any(other == f.name for f in variant_fields(cls, one))
+        ]
+        if owners:
+            written = f"{owner}:{owners[0]},{other}={value_text(given[other])}"
+            raise UserError(f"{owner}: {other} is an option of {', '.join(owners)}; write {written}")
         raise unknown(f"option or {cls.selector} of {owner}", other, {*names, *variants})
     return owner, variants[usual], given
 
@@ -154,6 +161,13 @@ def describe_options(cls: type) -> list[dict[str, Any]]:
     return rows
 
 
+def describe_variant_options(cls: type[Options], value: str) -> list[dict[str, Any]]:
+    """Return the same for one variant, without those of others: its own options are first, the selector is left out."""
+    own = variant_fields(cls, cls.variants()[value])
+    shared = [field for field in dataclasses.fields(cls) if field.name != cls.selector]
+    return [_described(field) for field in (*own, *shared)]
+
+
 def _described(field: dataclasses.Field[Any]) -> dict[str, Any]:
     kind, default, choices = field.type, field.default, field.metadata.get("choices")
     return {
@@ -186,6 +200,11 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
     choices, low, high = (field.metadata.get(key) for key in ("choices", "low", "high"))
     if choices and value not in choices:
         raise unknown(f"value for {field.name}", value_text(value), map(value_text, choices))
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, float) and not math.isfinite(number):
+            raise UserError(f"{field.name}={value_text(value)} must be finite")
+    if isinstance(value, int):
+        low, high = -_LARGEST if low is None else low, _LARGEST if high is None else high
     if low is not None and value < low:
         raise UserError(f"{field.name}={value_text(value)} is too small; at least {low} is allowed")
     if high is not None and value > high:
@@ -217,4 +236,6 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 _BOOLS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+_LARGEST = 2**31 - 1
+"""No dimension or position is larger, and tensors of indices may have 32 bits."""
 _ASSIGNED = re.compile(r"(\w+)=(\([^)]*\)|[^,]*)")

@@ -20,18 +20,20 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headtohead.common.errors import UserError, first_line, unknown
 from headtohead.kernels.attention.scored import NORMALIZATIONS, Change, numbered, visible_to_itself
 from headtohead.mechanisms.contract.options import Options, option
-from headtohead.mechanisms.contract.user_code import located, user_frame
+from headtohead.mechanisms.contract.user_code import located, user_frame, user_place
 
 ARGUMENTS = ("s", "head", "i", "j")
 FACTS = ("heads", "context")
 """Arguments without a default that are given from the model's shape."""
-_EXACT = 2048
-"""Contexts up to this length are counted pair by pair, longer ones on as many rows."""
+_EXACT, _ROWS = 2048, 256
+"""Contexts up to the first length are counted pair by pair, longer ones on a sample of rows."""
+_MAX_NUMBERS = 2**28
+"""Numbers in one learned tensor: 1 GiB for each layer."""
 
 
 class Learned(Tensor):
@@ -64,6 +66,8 @@ def learned(*dims: int | str, init: float = 0.0, std: float = 0.0) -> Any:
 class Score:
     """A decorated score function; `call` it with its options."""
 
+    name: str
+    """The function's name, or the name by which the file of a user has it."""
     function: Callable[..., Any]
     normalize: str
     fields: tuple[tuple[str, type, Any], ...]
@@ -71,25 +75,28 @@ class Score:
     learned: dict[str, LearnedSpec]
     facts: tuple[str, ...]
 
-    @property
-    def name(self) -> str:
-        """The function's name."""
-        return self.function.__name__
+    def __repr__(self) -> str:
+        return f"<score function {self.name}>"
 
     @property
     def place(self) -> str:
         """File and line of the function."""
         return _place(self.function)
 
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        words = inspect.getdoc(self.function) or f"Attention with the scores of {self.name}."
+        return words.splitlines()[0]
+
     def options_class(self, base: type[Options]) -> type[Options]:
         """Return a class derived from `base` with the function's options, and the function as its `function`."""
-        taken = [
-            name for name, _, _ in self.fields if name in {field.name for field in dataclasses.fields(base)}
-        ]
-        if taken:
-            raise UserError(
-                f"{self.place}: {self.name} cannot have an option '{taken[0]}'; every layer has one"
-            )
+        for name, _, _ in self.fields:
+            if hasattr(base, name) or name in base.__annotations__:
+                raise UserError(
+                    f"{self.place}: {self.name} cannot have an option '{name}': its options have an attribute of that "
+                    f"name; rename it, such as {name}_"
+                )
         # A copy: a field object belongs to one dataclass.
         fields = [
             (name, kind, dataclasses.field(default=field.default, metadata=field.metadata))
@@ -102,10 +109,18 @@ class Score:
         made.__module__, made.__doc__ = self.function.__module__, f"Options of {self.name}."
         return made
 
-    def sizes(self, options: Any, heads: int, context: int) -> dict[str, Any]:
-        """Return the values that dimensions of learned tensors refer to by name."""
-        own = {name: getattr(options, name) for name, kind, _ in self.fields if kind is int}
-        return own | {"heads": heads, "context": context}
+    def shapes(self, options: Any, heads: int, context: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each learned tensor."""
+        sizes = {name: getattr(options, name) for name, kind, _ in self.fields if kind is int}
+        sizes |= {"heads": heads, "context": context}
+        shapes = {name: spec.size(sizes) for name, spec in self.learned.items()}
+        for name, shape in shapes.items():
+            if math.prod(shape) > _MAX_NUMBERS:
+                raise UserError(
+                    f"{self.place}: learned {name} of {self.name} has the shape {shape}; at most {_MAX_NUMBERS:,} "
+                    "numbers are allowed"
+                )
+        return shapes
 
     def __call__(self, s: Tensor, head: Tensor, i: Tensor, j: Tensor, **given: Any) -> Tensor:
         """Return the changed scores; options that are not given have their defaults."""
@@ -119,9 +134,11 @@ def score(function: Callable[..., Any]) -> Score: ...
 @typing.overload
 def score(*, normalize: str = "softmax") -> Callable[[Callable[..., Any]], Score]: ...
 def score(
-    function: Callable[..., Any] | None = None, *, normalize: str = "softmax"
+    function: Callable[..., Any] | None = None, *, normalize: str = "softmax", **others: Any
 ) -> Score | Callable[[Callable[..., Any]], Score]:
     """Return a score function, raced as `./FILE.py:NAME`; `normalize` is softmax, or sigmoid of each score by itself."""
+    for name in others:
+        raise UserError(f"{user_place()}: {unknown('argument of h2h.score', name, ['normalize'])}")
     if function is None:
         return lambda function: declare(function, normalize)
     return declare(function, normalize)
@@ -129,10 +146,12 @@ def score(
 
 def declare(function: Callable[..., Any], normalize: str) -> Score:
     """Return the declaration of a function; an error names the argument and what is allowed."""
+    _check_function(function)
     place = _place(function)
     if normalize not in NORMALIZATIONS:
         raise UserError(f"{place}: {unknown('normalization', str(normalize), NORMALIZATIONS)}")
-    name, parameters = function.__name__, list(inspect.signature(function).parameters.values())
+    name = function.__name__ if function.__name__.isidentifier() else "score"  # a lambda
+    parameters = list(inspect.signature(function).parameters.values())
     given = tuple(parameter.name for parameter in parameters)
     if given[:4] != ARGUMENTS:
         raise UserError(
@@ -142,7 +161,7 @@ def declare(function: Callable[..., Any], normalize: str) -> Score:
         hints = typing.get_type_hints(function)
     except Exception as error:
         raise UserError(f"{place}: an annotation of {name} cannot be read: {first_line(error)}") from error
-    found = Score(function, normalize, (), {}, ())
+    found = Score(name, function, normalize, (), {}, ())
     for parameter in parameters[4:]:
         found = _with_argument(found, parameter, hints.get(parameter.name), place)
     known = {*FACTS, *(name for name, kind, _ in found.fields if kind is int)}
@@ -153,7 +172,43 @@ def declare(function: Callable[..., Any], normalize: str) -> Score:
                 raise UserError(
                     f"{place}: dimension {dim!r} of learned {argument} is not a number above 0 or one of {allowed}"
                 )
+    found = _with_positive_dimensions(found)
+    options = found.options_class(Options)
+    try:
+        options()
+    except UserError as error:
+        raise UserError(f"{place}: default of {name}: {error}") from None
     return found
+
+
+def _check_function(function: Any) -> None:
+    """Raise UserError unless this is an ordinary function."""
+    reason = ""
+    if isinstance(function, Score):
+        reason = f"{function.name} is a score function already; write @h2h.score once"
+    elif isinstance(function, str):
+        reason = f"h2h.score takes a function; write @h2h.score(normalize={function!r})"
+    elif not inspect.isfunction(function):
+        given = (
+            f"the class {function.__name__}" if inspect.isclass(function) else f"a {type(function).__name__}"
+        )
+        reason = f"h2h.score takes a function, def or lambda, not {given}; its options are arguments: cap: float = 30.0"
+    elif inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        reason = f"{function.__name__} is async; a score function is written with def alone"
+    if reason:
+        raise UserError(f"{user_place()}: {reason}")
+
+
+def _with_positive_dimensions(found: Score) -> Score:
+    """Return the declaration with a lower limit of 1 on each option that is a dimension."""
+    dims = {dim for spec in found.learned.values() for dim in spec.dims}
+    fields = []
+    for name, kind, field in found.fields:
+        if name in dims:
+            metadata = {**field.metadata, "low": max(1, field.metadata.get("low") or 1)}
+            field = dataclasses.field(default=field.default, metadata=metadata)
+        fields.append((name, kind, field))
+    return dataclasses.replace(found, fields=tuple(fields))
 
 
 def _with_argument(found: Score, parameter: inspect.Parameter, hint: Any, place: str) -> Score:
@@ -162,7 +217,17 @@ def _with_argument(found: Score, parameter: inspect.Parameter, hint: Any, place:
     where = f"{place}: argument {name} of {found.name}"
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         raise UserError(f"{where} is variable; name each option: cap: float = 30.0")
+    if name in FACTS and default is not parameter.empty:
+        raise UserError(f"{where} is a number of the model; write it without a default, or rename the option")
     if isinstance(default, LearnedSpec):
+        if hasattr(nn.ParameterDict(), name):
+            raise UserError(
+                f"{where} cannot be learned under a name that torch uses; rename it, such as {name}_"
+            )
+        if not (math.isfinite(default.init) and 0 <= default.std < math.inf):
+            raise UserError(
+                f"{where} has init={default.init:g}, std={default.std:g}; allowed are finite numbers, std >= 0"
+            )
         return dataclasses.replace(found, learned={**found.learned, name: default})
     if default is parameter.empty:
         if name in FACTS:
@@ -227,7 +292,7 @@ def bind(options: Any, heads: int, context: int) -> Change:
             scores = change(s, head, i, j, *tables)
         except (torch.OutOfMemoryError, MemoryError, UserError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if (frame := user_frame(error)) is None:
                 raise
             raise UserError(located(error, frame)) from error
@@ -269,6 +334,13 @@ def verify(options: Any, heads: int, context: int) -> None:
         s = torch.linspace(-3.0, 3.0, 2 * heads * count * count).view(2, heads, count, count)
         head, i, j = torch.arange(heads).view(-1, 1, 1), places.unsqueeze(-1), places
         scores, others = (change(values, head, i, j, *tables) for values in (s, -4 * s))
+        with torch.enable_grad():
+            trained = change(s, head, i, j, *tables).requires_grad
+        if trained:
+            raise UserError(
+                f"{where} uses a parameter that is not an argument and would not be trained; declare it as one: "
+                "table: h2h.Learned = h2h.learned(...)"
+            )
         for index in _pairs(heads, count):
             _, h, row, column = index
             pair = f"head {h}, i={int(places[row])}, j={int(places[column])}"
@@ -299,11 +371,10 @@ def _pairs(heads: int, count: int) -> list[tuple[int, int, int, int]]:
 
 def _sample_tables(found: Score, options: Any, heads: int, context: int) -> list[Tensor]:
     """Return each learned tensor near its initial value, with different entries."""
-    sizes = found.sizes(options, heads, context)
-    shapes = [(spec, spec.size(sizes)) for spec in found.learned.values()]
     return [
-        spec.init + 0.1 * torch.sin(torch.arange(math.prod(size), dtype=torch.float32)).view(size)
-        for spec, size in shapes
+        found.learned[name].init
+        + 0.1 * torch.sin(torch.arange(math.prod(shape), dtype=torch.float32)).view(shape)
+        for name, shape in found.shapes(options, heads, context).items()
     ]
 
 
@@ -311,15 +382,15 @@ def _sample_tables(found: Score, options: Any, heads: int, context: int) -> list
 def visible_keys(options: Any, heads: int, trained: int, context: int) -> float:
     """Return the mean number of keys that a query attends to in a context, over queries and heads.
 
-    `trained` is the context that the model was built for. A longer context than `_EXACT` is counted on that many rows,
-    one drawn from each stretch of equal length.
+    `trained` is the context that the model was built for. A longer context than `_EXACT` is counted on `_ROWS` rows, one
+    drawn from each stretch of equal length.
     """
     change = bind(options, heads, trained)
     with torch.device("cpu"), torch.no_grad():
         rows = torch.arange(context)
         if context > _EXACT:
-            drawn = torch.rand(_EXACT, generator=torch.Generator().manual_seed(0))
-            rows = ((torch.arange(_EXACT) + drawn) * (context / _EXACT)).long().clamp_max(context - 1)
+            drawn = torch.rand(_ROWS, generator=torch.Generator().manual_seed(0))
+            rows = ((torch.arange(_ROWS) + drawn) * (context / _ROWS)).long().clamp_max(context - 1)
         tables = _sample_tables(options.function, options, heads, trained)
         head, j, total = torch.arange(heads).view(-1, 1, 1), torch.arange(context), 0
         for part in rows.split(max(1, 2**22 // (heads * context))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 
 from headtohead.kernels import scored_attend, scored_weights
 from headtohead.mechanisms.contract.base import (
-    NOT_COMPARED,
     Circuit,
     Draw,
     Flops,
@@ -38,7 +38,7 @@ class ScoredOptions(Options):
 class Scored(Projected):
     """Attention with the scores f(q_i . k_j / sqrt(d), head, i, j)."""
 
-    supports: ClassVar[Supports] = Supports(bidirectional=False, alone=NOT_COMPARED)
+    supports: ClassVar[Supports] = Supports(bidirectional=False)
     # Like other biases, learned scores are exempt from weight decay.
     tags: ClassVar = {"learned": Circuit("qk", decay=False)}
 
@@ -51,9 +51,9 @@ class Scored(Projected):
         self.o = self.linear(width, width, output=True)
         verify(options, shape.heads, shape.context)
         self.change = bind(options, shape.heads, shape.context)
-        sizes = self.score.sizes(options, shape.heads, shape.context)
-        tables = {name: torch.full(spec.size(sizes), spec.init) for name, spec in self.score.learned.items()}
-        self.learned = nn.ParameterDict({name: nn.Parameter(table) for name, table in tables.items()})
+        shapes, specs = self.score.shapes(options, shape.heads, shape.context), self.score.learned
+        tables = {name: nn.Parameter(torch.full(shapes[name], specs[name].init)) for name in specs}
+        self.learned = nn.ParameterDict(tables)
         # Weights of a sigmoid are positive, but a row may sum to any number.
         self.signed = self.score.normalize == "sigmoid"
 
@@ -112,13 +112,13 @@ class Scored(Projected):
 
 
 @cache
-def scored_mechanism(score: Score) -> type[Scored]:
-    """Return the mechanism class of a user's score function, with its options."""
-    doc = score.function.__doc__ or f"Attention with the scores of {score.name}."
+def scored_mechanism(score: Score, name: str) -> type[Scored]:
+    """Return the mechanism class of a user's score function, with its options, under the name by which it was found."""
+    score = dataclasses.replace(score, name=name)
     members = {
-        "name": score.name,
+        "name": name,
         "Options": score.options_class(ScoredOptions),
         "__module__": score.function.__module__,
-        "__doc__": doc,
+        "__doc__": score.function.__doc__ or score.summary,
     }
-    return type(score.name, (Scored,), members)
+    return type(name, (Scored,), members)

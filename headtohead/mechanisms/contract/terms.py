@@ -12,9 +12,16 @@ from typing import Any
 from headtohead.common.errors import UserError
 from headtohead.common.files import digest, open_regular
 from headtohead.mechanisms.contract.base import Mechanism, Shape, default_label
+from headtohead.mechanisms.contract.object_digest import object_digest
 from headtohead.mechanisms.contract.options import build_options, identifying_options
 from headtohead.mechanisms.contract.projected import Projected, Stage
-from headtohead.mechanisms.contract.registry import Kind, adopt, find_mechanism, load_mechanism
+from headtohead.mechanisms.contract.registry import (
+    Kind,
+    adopt,
+    find_mechanism,
+    load_mechanism,
+    user_value,
+)
 from headtohead.mechanisms.contract.score import Score
 from headtohead.mechanisms.contract.user_code import user_errors
 
@@ -44,11 +51,6 @@ class Term:
         """Whether the class comes from a user's file or was passed in Python."""
         return bool(self.path or self.source)
 
-    @property
-    def verified(self) -> bool:
-        """Whether its populations and CUDA graphs were compared with separate runs on a GPU, as those of built-in ones."""
-        return not self.user_code and not self.kind.supports.alone
-
     def as_dict(self) -> dict[str, Any]:
         """Return every part of this term that can change a result."""
         record: dict[str, Any] = {"mechanism": self.kind.name, "options": identifying_options(self.options)}
@@ -61,9 +63,9 @@ def named_term(name: str, given: dict[str, Any]) -> Term:
     return Term(kind, build_options(name, kind.Options, given))
 
 
-def file_term(path: str, class_name: str, given: dict[str, Any]) -> Term:
+def file_term(path: str, name: str, given: dict[str, Any]) -> Term:
     """Return the term of a class or score function in a user's file; without a name, of its only mechanism."""
-    kind = load_mechanism(path, class_name)
+    kind = load_mechanism(path, name)
     source, program = source_digests(path)
     return Term(kind, build_options(kind.__name__, kind.Options, given), path, source, program)
 
@@ -84,16 +86,20 @@ def program_digest(source: bytes) -> str:
 
 
 def class_term(value: type | Score, given: dict[str, Any] | None = None) -> Term:
-    """Return the term of a class or score function passed in Python; one defined in a file is named by that file."""
+    """Return the term of a class or score function passed in Python; one at the top level of a file is named by it."""
     subject = value.function if isinstance(value, Score) else value
-    file, name = inspect.getsourcefile(subject) if _has_file(subject) else None, subject.__name__
-    if file and getattr(inspect.getmodule(subject), name, None) is value:
-        return file_term(file, name, given or {})
-    kind = adopt(value, name, "the given arms")
-    try:
-        source = digest(inspect.getsource(subject))
-    except (OSError, TypeError):
-        source = digest(repr(subject))
+    own = value.name if isinstance(value, Score) else value.__name__
+    module = getattr(inspect.getmodule(subject), "__dict__", {})
+    others = [name for name, other in module.items() if other is value and name[0] != "_"]
+    names = [own] if module.get(own) is value else others
+    file = inspect.getsourcefile(subject) if _has_file(subject) else None
+    source = object_digest(value)
+    for name in names if file else ():
+        # What `if __name__ == "__main__":` defines is in no process that imports the file.
+        found = user_value(str(file), name)
+        if isinstance(found, type | Score) and object_digest(found) == source:
+            return file_term(str(file), name, given or {})
+    kind = adopt(value, (names or [own])[0], "the given arms")
     return Term(kind, build_options(kind.name, kind.Options, given or {}), "", source)
 
 

@@ -1,8 +1,12 @@
-"""Errors inside user code, in one line with the file and line of the user's own code."""
+"""Errors inside user code, in one line with the file and line of the user's own code.
+
+`sys.exit` in user code is an error like others: it must not end the command without a message.
+"""
 
 from __future__ import annotations
 
 import inspect
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -29,20 +33,28 @@ def user_frame(error: BaseException) -> traceback.FrameSummary | None:
     return own[-1] if own else None
 
 
+def user_place() -> str:
+    """Return file and line of the user's code that is running now."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith((*_OTHERS, "<")):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
+
+
 def describe_error(error: BaseException) -> str:
     """Return kind, message and place of an error: `ValueError: no (line 3 of mine.py)`."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = user_frame(error) or (frames[-1] if frames else None)
     where = f" (line {frame.lineno} of {Path(frame.filename).name})" if frame else ""
-    return f"{_told(error)}{where}"
+    return f"{error_text(error)}{where}"
 
 
 def located(error: BaseException, frame: traceback.FrameSummary) -> str:
     """Return an error in user code with its place: `mine.py, line 3, in forward: ValueError: no`."""
-    return f"{frame.filename}, line {frame.lineno}, in {frame.name}: {_told(error)}"
+    return f"{frame.filename}, line {frame.lineno}, in {frame.name}: {error_text(error)}"
 
 
-def _told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return kind and message of an error."""
     return f"{type(error).__name__}: {first_line(error) if str(error).strip() else 'no message'}"
 
@@ -66,7 +78,7 @@ def user_errors(arm: str = "", kind: type | None = None) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frame = user_frame(error)
         prefix = f"arm '{arm}': " if arm else ""
         if frame is not None:
@@ -76,5 +88,5 @@ def user_errors(arm: str = "", kind: type | None = None) -> Iterator[None]:
         own = next((one for one in kind.__mro__ if not one.__module__.startswith("headtohead.")), kind)
         place = f"{inspect.getsourcefile(own) or own.__module__}{class_line(own)}"
         raise UserError(
-            f"{prefix}{place}: {own.__name__} cannot be built with (shape, options): {_told(error)}"
+            f"{prefix}{place}: {own.__name__} cannot be built with (shape, options): {error_text(error)}"
         ) from error

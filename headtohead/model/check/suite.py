@@ -107,13 +107,13 @@ def _first_failure(check: Check, settings: list[Composed]) -> Finding | None:
             bench.mechanism()
         except UserError as error:
             return Finding("build", where, str(error))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Finding("build", where, f"it cannot be built: {_raised(error)}")
         try:
             check(bench)
         except Failure as failure:
             return Finding(check.__name__, where, str(failure))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Finding(check.__name__, where, f"it raised {_raised(error)}")
     return None
 
@@ -132,6 +132,6 @@ def _benches(check: Check, settings: list[Composed]) -> Iterator[Fixture]:
             yield Fixture.of(composed, positions, bias)
 
 
-def _raised(error: Exception) -> str:
+def _raised(error: BaseException) -> str:
     torch._dynamo.reset()
     return describe_error(error)

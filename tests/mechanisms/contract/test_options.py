@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,8 @@ class Sample(Options):
     rate: float = option(0.5, "how fast")
     kind: str = option("soft", "which", choices=("soft", "hard"))
     flag: bool = option(False, "whether")
+    count: int = option(0, "a number without limits of its own")
+    mix: tuple[float, ...] = option((), "weights")
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,10 @@ def test_texts_become_values() -> None:
     options = build_options("x", Sample, {"steps": "3", "rate": "1e-2", "kind": "hard", "flag": "true"})
     assert options == Sample(3, 0.01, "hard", True)
     assert changed_options(options) == {"steps": 3, "rate": 0.01, "kind": "hard", "flag": True}
-    assert options_as_dict(Sample()) == {"steps": 1, "rate": 0.5, "kind": "soft", "flag": False}
+    assert options_as_dict(Sample()) == {"steps": 1, "rate": 0.5, "kind": "soft", "flag": False} | {
+        "count": 0,
+        "mix": [],
+    }
 
 
 @pytest.mark.parametrize(
@@ -63,9 +69,14 @@ def test_texts_become_values() -> None:
         ({"steps": "many"}, "takes a int, got 'many'"),
         ({"kind": "sof"}, "did you mean 'soft'"),
         ({"flag": "perhaps"}, "true or false"),
+        ({"rate": "inf"}, "rate=inf must be finite"),
+        ({"rate": "nan"}, "rate=nan must be finite"),
+        ({"count": "99999999999999999999"}, "count=99999999999999999999 is too large; at most 2147483647"),
+        ({"count": "-2147483648"}, "too small; at least -2147483647 is allowed"),
+        ({"mix": (1.0, float("nan"))}, r"mix=\(1,nan\) must be finite"),
     ],
 )
-def test_mistakes_name_the_option_and_what_is_allowed(given: dict[str, str], words: str) -> None:
+def test_mistakes_name_the_option_and_what_is_allowed(given: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         build_options("x", Sample, given)
 
