@@ -91,6 +91,7 @@ def corpus_names() -> dict[str, str]:
         "file:PATH": "a text file, JSON lines with a text field, or a directory of them; also .gz and .xz; also as PATH",
         "coherence:DIAL(CORPUS,...)": "the same pieces of several domains, mixed (DIAL 0) to coherent (DIAL 1)",
         "first:BYTES(CORPUS)": "a corpus with only its first BYTES to train on, such as first:9M(wiki-prose)",
+        "first:BYTES/HELD(CORPUS)": "the same with the first HELD bytes of valid and of test: first:20M/1M(enwik8)",
         **{name: kind.about for name, kind in _KINDS.items()},
     }
 

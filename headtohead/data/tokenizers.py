@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,13 +29,19 @@ MAX_TOKENIZER = 256 * 2**20
 
 
 class Tokenizer(Protocol):
-    """Encodes text to tokens and decodes tokens to text."""
+    """Encodes text to tokens and decodes tokens to text. Two are equal if they are of one kind and content."""
 
     name: str
     vocabulary: int
     separator: int
     """The token between documents."""
     digest: str
+
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is type(self) and other.digest == self.digest
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.digest))
 
     def encode(self, text: str | bytes) -> Array:
         """Return the tokens of a document, without separator; text is encoded as UTF-8."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from headtohead.data.tasks.zeroshot import Task
 from headtohead.data.text import Array
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.evaluation.loss import evaluating, tokens_per_pass
-from headtohead.kernels.matmul.loss import IGNORED
 from headtohead.model.decoder import Decoder
 
 # Likelihoods that differ by less differ only by rounding.
@@ -55,6 +55,31 @@ class _Piece:
     count: int
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """Pieces of similar length."""
+
+    tokens: torch.Tensor
+    """(pieces, time), padded on the right, where a causal model does not attend."""
+    scored: torch.Tensor
+    """(pieces, time): where the next token belongs to a choice."""
+    wanted: torch.Tensor
+    """(scored,): the tokens of the choices."""
+    choice: Array
+    """(scored,): the choice that each belongs to."""
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """A task's choices as batches for models of one context length."""
+
+    batches: tuple[_Batch, ...]
+    lengths: tuple[int, ...]
+    """Tokens of each choice."""
+    cut: Array
+    """(choices,): whether its context was truncated on the left."""
+
+
 def score_examples(
     model: Decoder, task: Task, tokenizer: Tokenizer, *, progress: Callable[[float], None] | None = None
 ) -> TaskScore:
@@ -63,26 +88,21 @@ def score_examples(
     Every context starts with a separator, as documents do in training. A context longer than the model's is truncated on
     the left; each token of a choice sees at least half of the model's context, or everything before it.
     """
-    choices = [choice for example in task.examples for choice in example.choices]
-    contexts = tokenizer.encode_all(choice.context.encode("utf-8") for choice in choices)
-    texts = list(tokenizer.encode_all(choice.text.encode("utf-8") for choice in choices))
-    pieces: list[_Piece] = []
-    cut = np.zeros(len(choices), dtype=bool)
-    for index, (context, text) in enumerate(zip(contexts, texts, strict=True)):
-        found, cut[index] = _pieces(index, context, text, tokenizer.separator, model.size.context)
-        pieces += found
-    nats, hits = _judge(model, pieces, len(choices), tokenizer.separator, progress)
-    lengths = np.array([len(choice.text.encode("utf-8")) for choice in choices])
+    limit = tokens_per_pass(model.readout.device)
+    size = model.size
+    encoded = _encode(task, tokenizer, size.context, limit, size.vocabulary)
+    nats, hits = _judge(model, encoded, progress)
     ends = np.cumsum([len(example.choices) for example in task.examples])[:-1]
     answers = [example.answer for example in task.examples]
     parts = np.split(nats, ends)
     by_bytes: list[float] = []
     if task.exact:
         credits = [float(hit) for hit in hits]
-        guesses = [float(tokenizer.vocabulary) ** -len(text) for text in texts]
+        guesses = [float(tokenizer.vocabulary) ** -length for length in encoded.lengths]
     else:
+        texts = [choice.text.encode("utf-8") for example in task.examples for choice in example.choices]
         credits = list(map(_credit, parts, answers))
-        by_bytes = list(map(_credit, np.split(nats / lengths, ends), answers))
+        by_bytes = list(map(_credit, np.split(nats / np.array(list(map(len, texts))), ends), answers))
         guesses = [1 / len(part) for part in parts]
     right = [part[answer] for part, answer in zip(parts, answers, strict=True)]
     return TaskScore(
@@ -95,13 +115,29 @@ def score_examples(
         chance=float(np.mean(guesses)),
         one_answer=_one_answer(task),
         nats=float(np.mean(right)),
-        cut=sum(bool(part.any()) for part in np.split(cut, ends)),
+        cut=sum(bool(part.any()) for part in np.split(encoded.cut, ends)),
     )
+
+
+# Kept, since the runs of a study are scored on the same tasks one after the other.
+@lru_cache(maxsize=32)
+def _encode(task: Task, tokenizer: Tokenizer, room: int, limit: int, vocabulary: int) -> _Encoded:
+    """Return a task for models with a context of `room` tokens, in batches of at most `limit` tokens."""
+    choices = [choice for example in task.examples for choice in example.choices]
+    contexts = tokenizer.encode_all(choice.context.encode("utf-8") for choice in choices)
+    texts = list(tokenizer.encode_all(choice.text.encode("utf-8") for choice in choices))
+    pieces: list[_Piece] = []
+    cut = np.zeros(len(choices), dtype=bool)
+    for index, (context, text) in enumerate(zip(contexts, texts, strict=True)):
+        found, cut[index] = _pieces(index, context, text, tokenizer.separator, room)
+        pieces += found
+    batches = tuple(_batch(rows, tokenizer.separator) for rows in _batches(pieces, limit, vocabulary))
+    return _Encoded(batches, tuple(map(len, texts)), cut)
 
 
 def _pieces(choice: int, context: Array, text: Array, separator: int, room: int) -> tuple[list[_Piece], bool]:
     """Return pieces that predict each token of a choice once, and whether text was truncated on the left."""
-    whole = np.concatenate([[separator], context, text]).astype(np.int64)
+    whole = np.concatenate([[separator], context, text]).astype(np.int32)
     stride = max(1, room // 2)
     found, first = [], 0
     for start in range(len(whole) - len(text), len(whole), stride):
@@ -109,35 +145,6 @@ def _pieces(choice: int, context: Array, text: Array, separator: int, room: int)
         first = max(0, stop - room - 1)
         found.append(_Piece(choice, whole[first:stop], stop - start))
     return found, first > 1  # the separator is not text
-
-
-@torch.no_grad()
-def _judge(
-    model: Decoder,
-    pieces: list[_Piece],
-    choices: int,
-    filler: int,
-    progress: Callable[[float], None] | None,
-) -> tuple[Array, Array]:
-    """Return two arrays (choices,): the nats of a choice, and whether each of its tokens is the likeliest."""
-    device = model.readout.device
-    nats, hits = np.zeros(choices), np.ones(choices, dtype=bool)
-    done = 0
-    with evaluating(model):
-        for rows in _batches(pieces, tokens_per_pass(device), model.size.vocabulary):
-            tokens, targets = (values.to(device) for values in _padded(rows, filler))
-            where = targets != IGNORED
-            logits, wanted = model.logits(tokens, where=where).float(), targets[where]
-            found = F.cross_entropy(logits, wanted, reduction="none").double().cpu().numpy()
-            likeliest = (logits.argmax(-1) == wanted).cpu().numpy()
-            ends = np.cumsum([row.count for row in rows])[:-1]
-            for row, part, hit in zip(rows, np.split(found, ends), np.split(likeliest, ends), strict=True):
-                nats[row.choice] += part.sum()
-                hits[row.choice] &= bool(hit.all())
-            done += len(rows)
-            if progress:
-                progress(done / len(pieces))
-    return nats, hits
 
 
 def _batches(pieces: list[_Piece], limit: int, vocabulary: int) -> Iterator[list[_Piece]]:
@@ -155,17 +162,44 @@ def _batches(pieces: list[_Piece], limit: int, vocabulary: int) -> Iterator[list
         yield rows
 
 
-def _padded(rows: Sequence[_Piece], filler: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens and targets (rows, time), padded on the right, where a causal model does not attend."""
-    time = max(len(row.tokens) for row in rows) - 1
-    tokens = torch.full((len(rows), time), filler)
-    targets = torch.full((len(rows), time), IGNORED)
-    for index, row in enumerate(rows):
-        stop = len(row.tokens) - 1
-        both = torch.from_numpy(row.tokens)
-        tokens[index, :stop] = both[:-1]
-        targets[index, stop - row.count : stop] = both[-row.count :]
-    return tokens, targets
+def _batch(rows: Sequence[_Piece], filler: int) -> _Batch:
+    """Return pieces as one batch."""
+    lengths, counts = (
+        np.array(values) for values in zip(*((len(row.tokens) - 1, row.count) for row in rows), strict=True)
+    )
+    place = np.arange(lengths.max())[None, :]
+    inside = place < lengths[:, None]
+    tokens = np.full(inside.shape, filler, dtype=np.int32)
+    tokens[inside] = np.concatenate([row.tokens[:-1] for row in rows])
+    return _Batch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(inside & (place >= (lengths - counts)[:, None])),
+        torch.from_numpy(np.concatenate([row.tokens[-row.count :] for row in rows])).long(),
+        np.repeat([row.choice for row in rows], counts),
+    )
+
+
+@torch.no_grad()
+def _judge(
+    model: Decoder, encoded: _Encoded, progress: Callable[[float], None] | None
+) -> tuple[Array, Array]:
+    """Return two arrays (choices,): the nats of a choice, and whether each of its tokens is the likeliest."""
+    device = model.readout.device
+    choices = len(encoded.lengths)
+    nats, misses = np.zeros(choices), np.zeros(choices)
+    with evaluating(model):
+        for index, batch in enumerate(encoded.batches):
+            tokens, scored, wanted = (
+                values.to(device) for values in (batch.tokens, batch.scored, batch.wanted)
+            )
+            logits = model.logits(tokens.long(), where=scored).float()
+            found = F.cross_entropy(logits, wanted, reduction="none").double().cpu().numpy()
+            missed = (logits.argmax(-1) != wanted).cpu().numpy()
+            nats += np.bincount(batch.choice, found, choices)
+            misses += np.bincount(batch.choice, missed, choices)
+            if progress:
+                progress((index + 1) / len(encoded.batches))
+    return nats, misses == 0
 
 
 def _credit(nats: Array, answer: int) -> float:

@@ -40,12 +40,31 @@ def test_only_the_train_split_is_cut(lines: Path) -> None:
     assert train[-1][1][:].endswith(b" ")
 
 
+def test_held_out_splits_are_cut_on_request(lines: Path) -> None:
+    name = f"first:5k/500(file:{lines})"
+    assert 4900 < size(name) <= 5000
+    assert all(400 < size(name, split) <= 500 < size(f"file:{lines}", split) for split in ("valid", "test"))
+
+
+@pytest.mark.parametrize(("held", "bytes_"), [("9M", "9,000,000"), ("4k", "4,000")])
+def test_held_out_splits_that_are_too_small_are_named(lines: Path, held: str, bytes_: str) -> None:
+    with pytest.raises(UserError, match=rf"a\.jsonl has [\d,]+ bytes in valid, fewer than {bytes_}"):
+        find_corpus(f"first:5k/{held}(file:{lines})").read(silent)
+
+
+def test_the_train_split_may_be_short_by_less_than_a_cut(lines: Path) -> None:
+    whole = size(f"file:{lines}")
+    assert size(f"first:{whole + 4000}(file:{lines})") == whole
+    with pytest.raises(UserError, match="bytes to train on, fewer than"):
+        find_corpus(f"first:{whole + 5000}(file:{lines})").read(silent)
+
+
 def test_another_amount_is_another_corpus(lines: Path) -> None:
     prints = {
         find_corpus(f"{cut}file:{lines}{end}").fingerprint()
-        for cut, end in (("", ""), ("first:5k(", ")"), ("first:6k(", ")"))
+        for cut, end in (("", ""), ("first:5k(", ")"), ("first:6k(", ")"), ("first:5k/500(", ")"))
     }
-    assert len(prints) == 3
+    assert len(prints) == 4
 
 
 def test_a_corpus_that_is_too_small_is_named(lines: Path) -> None:
@@ -58,6 +77,7 @@ def test_names_are_made_stable_and_need_the_data_of_their_source(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert stable_name("first:9000k(file:a.txt)") == f"first:9M(file:{tmp_path}/a.txt)"
+    assert stable_name("first:9000k/1000k(file:a.txt)") == f"first:9M/1M(file:{tmp_path}/a.txt)"
     assert named_sets("coherence:0/256(first:3M(pubmed),first:3M(openwebtext))") == ["pubmed", "openwebtext"]
 
 
@@ -65,7 +85,9 @@ def test_names_are_made_stable_and_need_the_data_of_their_source(
     ("name", "message"),
     [
         ("first:9M", "is not of the form first:BYTES"),
-        ("first:0(stdlib)", "takes a count above 0"),
+        ("first:0(stdlib)", "takes counts above 0"),
+        ("first:9M/0(stdlib)", "takes counts above 0"),
+        ("first:9M/(stdlib)", "is not of the form first:BYTES"),
         ("first:9M(coherence:0(stdlib))", "takes a plain corpus"),
         ("first:9M(stdlip)", "unknown corpus 'stdlip'; did you mean 'stdlib'"),
     ],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from headtohead.data.shards import prepare
 from headtohead.data.tasks.zeroshot import KINDS, Choice, Example, Task, find_task
+from headtohead.data.text import Array
 from headtohead.data.tokenizers import Bytes, Tokenizer
 from headtohead.evaluation import zeroshot
 from headtohead.evaluation.zeroshot import score_examples
@@ -120,6 +122,22 @@ def by_hand(model: Decoder, context: str, text: str, seen: int) -> float:
         scores = model.logits(torch.tensor([whole[max(0, index - seen) : index]]))[0, -1].double()
         total -= float(torch.log_softmax(scores, -1)[whole[index]])
     return total
+
+
+def test_models_of_one_context_share_an_encoded_task_and_no_others() -> None:
+    class Counted(Bytes):
+        calls = 0
+
+        def encode_all(self, texts: Iterable[bytes]) -> Iterator[Array]:
+            Counted.calls += 1
+            return super().encode_all(texts)
+
+    for arm in ("standard", "gated_linear"):
+        score_examples(decoder(arm), QUESTIONS, Counted())  # each run loads its own
+    assert Counted.calls == 2  # contexts and choices
+    score_examples(decoder(context=16), QUESTIONS, Counted())
+    score_examples(decoder(), WORDS, Counted())
+    assert Counted.calls == 6
 
 
 @pytest.mark.parametrize("arm", ["standard", "gated_linear", "kuramoto", "sharing:tie=kv"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -70,9 +71,17 @@ def find_task(name: str, data_dir: str | Path | None = None) -> Task:
         raise unknown("task", name, KINDS)
     kind = KINDS[name]
     paths = locate("task", name, kind.files, data_dir)
-    examples = tuple(kind.read_all(paths))
+    state = tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in paths.values())
+    return _read_task(name, tuple(paths.items()), state)
+
+
+@lru_cache(maxsize=32)
+def _read_task(name: str, paths: tuple[tuple[str, Path], ...], state: tuple[tuple[int, int], ...]) -> Task:
+    """Return a task from its files; `state` differs once a file was changed."""
+    kind = KINDS[name]
+    examples = tuple(kind.read_all(dict(paths)))
     if not examples:
-        raise UserError(f"{paths['all']} contains no examples")
+        raise UserError(f"{dict(paths)['all']} contains no examples")
     return Task(name, kind.metric == "exact_match", examples)
 
 

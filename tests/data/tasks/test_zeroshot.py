@@ -136,6 +136,13 @@ def test_a_truncated_archive_is_rejected(tmp_path: Path) -> None:
         find_task("copa", tmp_path)
 
 
+def test_a_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
+    first = find_task("copa", made(tmp_path))
+    assert find_task("copa", tmp_path) is first
+    packed(tmp_path / "zeroshot/copa.jsonl.xz", json.dumps(CHOSEN | {"gold": 0, "query": "a longer one"}))
+    assert [example.answer for example in find_task("copa", tmp_path).examples] == [0]
+
+
 def test_names_are_checked_and_all_selects_every_task() -> None:
     assert chosen_tasks("all") == chosen_tasks(["copa", "all"]) == list(KINDS)
     assert chosen_tasks(["rte", "copa", "rte"]) == ["rte", "copa"]
