@@ -34,6 +34,8 @@ def bench_study(
     """
     if out is not None and Path(out).exists() and any(Path(out).iterdir()):
         raise UserError(f"{out} is not empty; a benchmark trains every run, so give a new directory")
+    if how.get("reuse"):
+        raise UserError("a benchmark trains every run; leave out reuse")
     devices = study_devices(study.spec, device)
     with tempfile.TemporaryDirectory(prefix="h2h-bench-") as temporary:
         folder = Path(temporary) / "study" if out is None else Path(out)

@@ -16,7 +16,7 @@ from headtohead.common.errors import DamagedFile, MissingFile, UserError, unknow
 from headtohead.common.files import write_json
 from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import progress_bar
-from headtohead.common.schema import read_document
+from headtohead.common.schema import read_document, write_document
 from headtohead.common.terminal import say
 from headtohead.data.available import check_available, lacking
 from headtohead.papers.faster_qk.work import Toy, ToyPlan, read_toy, work_toy
@@ -27,6 +27,11 @@ from headtohead.study.config.spec import with_stored_names
 from headtohead.study.environment import choose_device
 from headtohead.study.plan.planner import study_data
 from headtohead.study.run.execute import Summary
+from headtohead.study.store.copies import Source
+from headtohead.study.store.run_store import Store
+
+PLAN = "plan.json"
+"""The settings of a paper's studies when the first of them was started."""
 
 
 @dataclass
@@ -49,14 +54,16 @@ class Reproduction:
     """Studies that could not be run, and why."""
     unstarted: list[str] = field(default_factory=list)
     """Unfinished studies that were not started because an earlier one was stopped."""
+    absent: dict[str, str] = field(default_factory=dict)
+    """Why studies without verdicts have none."""
 
     @property
     def study(self) -> StudyResult:
-        """The study of [study]; raises if only another study has been run."""
+        """The study of [study]; raises if it has no verdicts yet."""
         if MAIN not in self.studies:
-            raise UserError(
-                f"study '{MAIN}' has not been run in {self.path.parent}; available: {', '.join(self.studies)}"
-            )
+            state = self.absent.get(MAIN, f"has not been run in {self.path.parent}")
+            others = f"; available: {', '.join(self.studies)}" if self.studies else ""
+            raise UserError(f"study '{MAIN}' {state}{others}")
         return self.studies[MAIN]
 
 
@@ -64,11 +71,12 @@ class Reproduction:
 def reproduce(
     paper: str, *, scale: str = "smoke", out: str | Path | None = None, only: str = "", **execution: Any
 ) -> Reproduction:
-    """Run the studies of a paper at a scale (smoke, small, paper) and judge each claim.
+    """Run the studies of a paper at a scale (smoke, tiny, small, paper) and judge each claim.
 
     `paper` is the name of a shipped study or a TOML file; the other arguments are those of `Study.run`. `only` runs a single
     study, and the one it initializes from if any: a name, `study` for the one of [study], or `toy`. The study of
     [study] is stored in `out`, every other one in a subdirectory of its name. A second call runs only what is missing.
+    Runs that several studies of the paper share are trained once and copied.
     The claims, judged by all finished studies, are written to `claims.json` in `out` and to the page.
     """
     if execution.get("on", "local") == "slurm":
@@ -84,6 +92,7 @@ def reproduce(
     if only and only != TOY:
         wanted |= set(known.starts(scale, only))
     work.check_data([name for name in parts if name in wanted], alone=bool(only))
+    work.keep_plan()
     for name in parts:
         (work.run if name in wanted else work.read)(name, alone=bool(only))
     return work.judged(quiet=bool(execution.get("quiet")))
@@ -133,7 +142,6 @@ class _Work:
         self.paper, self.scale, self.folder, self.execution = paper, scale, folder, execution
         self.settings = paper.studies(scale)
         self.end = time.monotonic() + parse_duration(execution.get("time_limit", math.inf))
-        self.absent: dict[str, str] = {}
         self.found = Reproduction(scale, [], folder / CLAIMS, {})
 
     def _place(self, name: str) -> Path:
@@ -183,14 +191,22 @@ class _Work:
             return
         try:
             study = Study(**self._started(name))
+            study.planned_with = [
+                Source(Store(self._place(other)), same_plan=self._planned_together(name, other))
+                for other in self.settings
+                if other != name
+            ]
             result = study.run(self._place(name), **(self.execution | {"time_limit": left}))
         except UserError as error:
             if alone or name == MAIN:
                 raise
-            self.absent[name] = f"could not be run: {error}"
+            self.found.absent[name] = f"could not be run: {error}"
             found.trouble[name] = str(error)
             return
-        found.studies[name] = result
+        if result.tuning:
+            self.found.absent[name] = "is still being tuned"
+        else:
+            found.studies[name] = result
         found.ran.append(name)
         found.summary.done += result.summary.done
         found.summary.left += result.summary.left
@@ -206,12 +222,35 @@ class _Work:
             elif not place.is_file():
                 return
             elif not self._same(_recorded(place), name):
-                self.absent[name] = f"was run with other settings in {place.parent}; run it again"
+                self.found.absent[name] = f"was run with other settings in {place.parent}; run it again"
             else:
                 self.found.studies[name] = open_study(place.parent)
         except UserError as error:  # the other studies are still judged
-            self.absent[name] = f"cannot be read: {error}"
+            self.found.absent[name] = f"cannot be read: {error}"
             self.found.trouble[name] = str(error)
+
+    def keep_plan(self) -> None:
+        """Before the first study starts, record the settings of all of them."""
+        path = self.folder / PLAN
+        if path.is_file() or any((self._place(name) / "study.json").is_file() for name in self.settings):
+            return
+        studies = {name: self._plain(name) for name in self.settings}
+        Store(self.folder).make()
+        write_document(path, {"studies": studies})
+
+    def _planned_together(self, name: str, other: str) -> bool:
+        """Return whether two studies have the settings that were recorded before any results."""
+        try:
+            studies = read_document(self.folder / PLAN)["studies"]
+            if any(studies.get(one) != self._plain(one) for one in (name, other)):
+                return False
+            place = self._place(other) / "study.json"  # written when its learning rates are tuned
+            return not place.is_file() or self._same(_recorded(place), other)
+        except (UserError, KeyError, AttributeError, TypeError):
+            return False
+
+    def _plain(self, name: str) -> dict[str, Any]:
+        return plain(Study(**self.settings[name]).values)
 
     def _complete(self, name: str) -> bool:
         """Return whether a study or the toy that was read has every result."""
@@ -245,13 +284,13 @@ class _Work:
             recorded = _with_starts(
                 recorded, lambda given: f"also.{''.join(Path(str(given['from'])).parts[-3:-2])}"
             )
-        return bool(recorded == plain(Study(**self.settings[name]).values))
+        return bool(recorded == self._plain(name))
 
     def judged(self, quiet: bool) -> Reproduction:
         """Judge the claims by all available studies; write claims.json, and the page of [study] if it has verdicts."""
         found = self.found
         studies = {name: result.analysis for name, result in found.studies.items()}
-        found.claims = judge_claims(self.paper, self.scale, studies, toy=found.toy, absent=self.absent)
+        found.claims = judge_claims(self.paper, self.scale, studies, toy=found.toy, absent=found.absent)
         write_json(found.path, [claim.as_dict() for claim in found.claims])
         if MAIN in found.studies and found.study.verdicts:  # adds the claims to the page
             found.study.write(quiet=quiet, only_if_changed=True)

@@ -40,6 +40,8 @@ class StudyResult:
     manifest: Manifest
     verdicts: list[Verdict]
     summary: Summary = field(default_factory=Summary)
+    tuning: bool = False
+    """Whether it was stopped while its learning rates were tuned; the manifest is that of the tuning then."""
     report: Path | None = None
     """Path of the page, if it was written."""
     results: dict[str, RunResult] = field(default_factory=dict, repr=False)

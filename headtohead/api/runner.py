@@ -17,6 +17,7 @@ from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.estimate import Work
 from headtohead.common.progress import choose_display, progress_bar
 from headtohead.common.schema import read_document, write_document
+from headtohead.common.text import counted
 from headtohead.integrations.forwarder import forwarding
 from headtohead.integrations.sinks import Sink
 from headtohead.study.config.spec import StudySpec
@@ -43,6 +44,7 @@ from headtohead.study.run.admission import check_lines, check_plan
 from headtohead.study.run.cluster.engine import Engine
 from headtohead.study.run.execute import Summary, execute, pending_runs, work_of
 from headtohead.study.run.resume import reset_failed, reuse_notes, unprobed_note, valid_results
+from headtohead.study.store.copies import Source, copy_finished_runs
 from headtohead.study.store.frozen import changing_lock, read_lock
 from headtohead.study.store.history import History, study_marks
 from headtohead.study.store.manifest import Manifest
@@ -64,6 +66,8 @@ class RunSettings:
     quiet: bool = False
     sinks: Sequence[Sink] = ()
     allow_failed_check: bool = False
+    reuse: Sequence[Source] = ()
+    """Studies whose finished runs are copied instead of trained again."""
     engine: Engine | None = None
     """Executes the runs on a cluster."""
     planning: ExecutionSettings | None = None
@@ -118,9 +122,12 @@ class StudyRunner:
         self.display.estimate.spent.clear()  # of the tuning
         with self._phase("prepare"):
             plan = self.plan(self.spec, tuning.rates())
+        self.store.make()
+        self.copy(plan)
+        if not self.execution.keep_weights and self.spec.probes:
+            self._delete_weights_of_trials(plan, tuning)
         left = [run for run in plan.runs.values() if not self.store.run(run.id).finished()]
         self._note_once([*repetition_notices(plan), *self._budget_notices(plan, left, self.how.workers)])
-        self.store.make()
         known = self.finished(plan)
         manifest = dataclasses.replace(plan.manifest, tuning=tuning.rows)
         added = self.freeze(plan, manifest)
@@ -158,7 +165,7 @@ class StudyRunner:
         if self.spec.tune is None:
             return Tuning(), None
         key = tuning_key(self.spec, self.plan(grid_spec(self.spec, self.spec.tune.lr[:1])))
-        if (known := frozen_tuning(self.store.path, key)) is not None:
+        if (known := frozen_tuning(self.store.path, key, self.spec.tune)) is not None:
             return known, None
         return Tuning(), self.plan(grid_spec(self.spec, self.spec.tune.lr))
 
@@ -238,7 +245,7 @@ class StudyRunner:
         self.store.make()
         grid = self.spec.tune.lr
         key = tuning_key(self.spec, self.plan(grid_spec(self.spec, grid[:1])))
-        if (known := frozen_tuning(self.store.path, key)) is not None:
+        if (known := frozen_tuning(self.store.path, key, self.spec.tune)) is not None:
             return known
         later = self._work_after_tuning()
         for extensions in range(MAX_EXTENSIONS + 1):
@@ -246,10 +253,12 @@ class StudyRunner:
             if any(run.stacked for run in plan.runs.values()):
                 with changing_lock(self.store.path) as lock:
                     lock.populations |= populations(plan, TUNING)
+            self.copy(plan)
             self.finished(plan)  # moves damaged results aside, so that they are not counted as failed rates
-            summary = self.execute(plan, later)
+            # A trial may be a run of the study too, whose probes are taken later.
+            summary = self.execute(plan, later, keep_weights=bool(self.spec.probes))
             if summary.left:
-                return StudyResult(self.store.path, plan.manifest, [], summary)
+                return StudyResult(self.store.path, plan.manifest, [], summary, tuning=True)
             rows = trials(self.spec, plan, self.store, grid)
             wider = extended(grid, rows)
             if wider == grid or extensions == MAX_EXTENSIONS:
@@ -299,6 +308,12 @@ class StudyRunner:
         with progress_bar("forecasting", self.how.quiet):
             return budget_notices(self.settings, plan, left, self.planning, workers)
 
+    def _delete_weights_of_trials(self, plan: Plan, tuning: Tuning) -> None:
+        """Delete the weights of the tuning's trials that are not runs of the study."""
+        grid = tuple(sorted({rate.lr for rate in tuning.rows}))
+        for run in self.plan(grid_spec(self.spec, grid)).runs.keys() - plan.runs if grid else ():
+            self.store.run(run).delete_weights()
+
     def _work_after_tuning(self) -> list[Work]:
         """Return the work of the contests, without those whose lengths are measured first."""
         lengths = tuple(length for length in self.spec.lengths if not length.startswith("time"))
@@ -307,14 +322,27 @@ class StudyRunner:
         plan = self.plan(dataclasses.replace(self.spec, lengths=lengths))
         return [work_of(plan, run) for run in plan.runs.values()]
 
-    def execute(self, plan: Plan, later: Sequence[Work] = ()) -> Summary:
+    def copy(self, plan: Plan) -> None:
+        """Copy the finished runs of other studies. A trial of the tuning may be a run of the study too."""
+        sources, keep = self.how.reuse, self.execution.keep_weights
+        wanted = [run for run in plan.runs if not self.store.run(run).path.exists()]
+        copied = copy_finished_runs(self.store, sources, wanted, self.spec.probes, keep)
+        if copied:
+            self.display.note(f"{counted(copied, 'finished run')} copied from other studies")
+        elif wanted and (others := [source.store.path for source in sources if not source.same_plan]):
+            self._note_once([f"no finished run of {', '.join(map(str, others))} is a run of this study"])
+
+    def execute(self, plan: Plan, later: Sequence[Work] = (), keep_weights: bool = False) -> Summary:
         """Train and evaluate the unfinished runs of a plan until the deadline; `later` follows after it."""
+        execution = self.execution
+        if keep_weights:
+            execution = dataclasses.replace(execution, keep_weights=True)
         seconds = max(0.0, self.how.deadline - time.monotonic())
         with forwarding(self.display, self.store, self.spec.name, self.how.sinks) as shown:
             return execute(
                 self.store,
                 plan,
-                self.execution,
+                execution,
                 shown,
                 workers=self.how.workers,
                 seconds=seconds,

@@ -23,6 +23,7 @@ from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import progress_bar
 from headtohead.common.terminal import say
 from headtohead.integrations.sinks import Sink, find_sinks
+from headtohead.mechanisms.contract.score import Score
 from headtohead.study.config.folder import check_same_study, default_folder
 from headtohead.study.config.settings import Arms, StudySettings
 from headtohead.study.config.shipped import find_study
@@ -37,6 +38,7 @@ from headtohead.study.environment import check_one_type, choose_devices
 from headtohead.study.plan.execution import ExecutionSettings, current_device
 from headtohead.study.run.slurm import SlurmJob, check_shared, check_submittable
 from headtohead.study.store import doctor
+from headtohead.study.store.copies import Source
 from headtohead.study.store.doctor import Finding
 from headtohead.study.store.manifest import read_manifest
 from headtohead.study.store.run_store import Store
@@ -55,6 +57,8 @@ class Study:
             dict(settings) | ({} if given is None else {"arms": given})
         )
         self.spec: StudySpec = build_study(self.values)
+        self.planned_with: Sequence[Source] = ()
+        """Studies planned together with this one, such as those of a paper; their finished runs are copied."""
 
     def __repr__(self) -> str:
         spec, seeds = self.spec, f"{len(self.spec.seeds)} seed{'s' if len(self.spec.seeds) > 1 else ''}"
@@ -88,6 +92,7 @@ class Study:
         track: str | Sink | Sequence[str | Sink] = (),
         extend: bool = False,
         allow_failed_check: bool = False,
+        reuse: str | Path | Sequence[str | Path] = (),
         on: Literal["local", "ray", "slurm"] = "local",
         cpus_per_run: float | None = None,
         gpus_per_run: float | None = None,
@@ -104,6 +109,7 @@ class Study:
         `track` is a tracker or the names of trackers (`tensorboard`, `wandb`); a failing tracker never fails a run.
         `extend` continues a study in `out` with other datasets, sizes or rules, which is rejected otherwise.
         `allow_failed_check` trains user code that fails the causality check; its verdict is never `better`.
+        `reuse` are directories of other studies: their finished runs are copied instead of trained again.
         `on="ray"` executes the runs on the Ray cluster at RAY_ADDRESS, or on a Ray started here. `on="slurm"` checks and
         plans the study, writes a job array for it as `slurm` says and returns without verdicts; `job` of the result is
         what was written. `cpus_per_run` (default: `threads`) and `gpus_per_run` (default: 1 on GPUs) are what each run
@@ -138,6 +144,7 @@ class Study:
             quiet=quiet,
             sinks=find_sinks(track),
             allow_failed_check=allow_failed_check,
+            reuse=(*self.planned_with, *(Source(store) for store in _stores(reuse))),
         )
         values = plain(self.values)
         if on == "local":
@@ -220,14 +227,24 @@ def examine_study(path: str | Path, *, repair: bool = False, quiet: bool = False
     return findings
 
 
+def _stores(folders: str | Path | Sequence[str | Path]) -> tuple[Store, ...]:
+    """Return the stores of existing study directories."""
+    given = [folders] if isinstance(folders, str | Path) else folders
+    if not isinstance(given, Sequence) or not all(isinstance(folder, str | Path) for folder in given):
+        raise UserError(f"reuse is a directory or a list of directories, not {folders!r}")
+    paths = [Path(folder).resolve() for folder in given]
+    for path in paths:
+        if not (path / "runs").is_dir():
+            raise MissingFile(f"reuse: {path} is not the directory of a study: it has no runs")
+    return tuple(map(Store, paths))
+
+
 def plain(value: Any) -> Any:
-    """Return settings as JSON-ready values; a class given as an arm becomes its name."""
+    """Return settings as JSON-ready values; a class or score function given as an arm becomes its name."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return (
-        value
-        if isinstance(value, str | int | float | bool | None)
-        else getattr(value, "__name__", str(value))
-    )
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    return value.name if isinstance(value, Score) else getattr(value, "__name__", str(value))

@@ -79,6 +79,13 @@ def _exit_code(words: list[str]) -> int:
         return ExitCode.UNFINISHED if words[:1] in (["race"], ["reproduce"]) else ExitCode.INTERRUPTED
     except BrokenPipeError:
         raise
+    except SystemExit as error:  # raised by code of a user
+        if debug:
+            raise
+        from headtohead.mechanisms.contract.user_code import describe_error
+
+        say(f"h2h: a mechanism ended the command: {describe_error(error)}", file=sys.stderr)
+        return ExitCode.USAGE
     except (UserError, UnicodeEncodeError, OSError) as error:
         if debug:
             raise

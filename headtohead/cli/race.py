@@ -20,8 +20,7 @@ def command(
     extend: bool = False,
     track: Annotated[tuple[str, ...], flag("TRACKER")] = (),
 ) -> int:
-    """Run a study: train every arm on every seed, judge, report. Started again, it continues. Exit code 3 when --time-limit
-    or Ctrl-C stopped it with work left.
+    """Run or continue a study: train every arm on every seed, judge, report. Exit code 3: work is left.
 
     Example: h2h race --arms standard sharing:tie=kv ./mine.py:Mine --tokens 500k --out races/mine
 

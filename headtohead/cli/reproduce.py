@@ -16,7 +16,7 @@ def command(
     paper: Annotated[str, flag("PAPER")],
     *,
     run: RunOptions = RunOptions(),  # noqa: B008  frozen
-    scale: Literal["smoke", "small", "paper"] = "smoke",
+    scale: Literal["smoke", "tiny", "small", "paper"] = "smoke",
     out: Annotated[str | None, flag("DIR")] = None,
     only: Annotated[str, flag("NAME")] = "",
 ) -> int:
@@ -29,13 +29,13 @@ def command(
 
     Args:
         paper: coupled, sharing, deconstructed, faster_qk, kuramoto, or a TOML file with claims
-        scale: smoke: everything runs, nothing is decided; small: tens of minutes on a GPU; paper: as published
+        scale: smoke: everything runs, nothing is decided; tiny: about an hour on two CPU cores (not faster_qk); small: on a GPU; paper: as published
         out: directory of runs, verdicts, report and claims.json (default: races/PAPER-SCALE)
         only: run one study of the paper: study, toy, or its name (default: all)
     """
     found = api.reproduce(paper, scale=scale, out=out, only=only, **run.arguments())
     for name in found.ran:
-        if found.studies[name].verdicts:
+        if name in found.studies and found.studies[name].verdicts:
             say(f"\n{found.studies[name].manifest.name}")
             show_result(found.studies[name])
     say()

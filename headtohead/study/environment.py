@@ -140,6 +140,16 @@ def device_name(device: torch.device) -> str:
     return f"cpu ({platform.machine()}, {platform.system()})"
 
 
+def processor() -> str:
+    """Return the name of this machine's processor."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as stream:
+            names = [line.partition(":")[2].strip() for line in stream if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
 def differences(before: Environment, now: Environment) -> list[str]:
     """Return the changes between two parts of one run that can change the last digits of its result."""
     return [

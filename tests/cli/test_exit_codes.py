@@ -64,4 +64,4 @@ def test_the_codes_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f" {int(code)} " in shown for code in ExitCode)
     for command in ("race", "reproduce"):
         code_of(command, "--help")
-        assert "3 when --time-limit or Ctrl-C stopped it" in " ".join(capsys.readouterr().out.split())
+        assert "Exit code 3" in " ".join(capsys.readouterr().out.split())

@@ -18,6 +18,8 @@ import headtohead as h2h
 from headtohead.cli.main import COMMANDS, main
 from headtohead.common.errors import UserError
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
+from headtohead.mechanisms.families.scores import SCORES as BUILTIN_SCORES
+from headtohead.model.layout import parse_layout
 from headtohead.study.store.run_store import Store
 from headtohead.training.checkpoint import read_tensors
 
@@ -214,6 +216,76 @@ def test_the_list_shows_one_mechanism_or_one_section(
     assert "did you mean 'standard'?" in capsys.readouterr().err
     run("list", "sharing:tie=kv", code=2)
     assert "h2h list sharing shows all it takes" in capsys.readouterr().err
+
+
+SCORES = """\
+import headtohead as h2h
+
+
+@h2h.score
+def decay(s, head, i, j, rate: float = h2h.option(1.0, "scale", low=0)):
+    '''A linear penalty.'''
+    return s - rate * (i - j)
+
+
+@h2h.score
+def half(s, head, i, j):
+    return s / 2
+"""
+
+
+def test_the_list_shows_what_a_file_has(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(SCORES)
+    run("list", str(file))
+    out = capsys.readouterr().out
+    assert re.search(rf"{re.escape(str(file))}:decay +A linear penalty\.", out)
+    assert f"{file}:half" in out
+    run("list", str(file), "--json")
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == ["decay", "half"]
+    run("list", f"{file}:decay")
+    out = capsys.readouterr().out
+    assert f"{file}:decay: A linear penalty." in out
+    file.write_text(SCORES.partition("@h2h.score\ndef half")[0])
+    run("list", str(file))
+    assert capsys.readouterr().out == out
+    file.write_text("x = 1\n")
+    run("list", str(file), code=2)
+    assert "has no class derived from headtohead.Mechanism and no score function" in capsys.readouterr().err
+
+
+def test_the_list_shows_one_score_function_with_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
+    run("list", "flex:alibi")
+    out = capsys.readouterr().out
+    assert "flex:alibi: A penalty linear in the distance" in out
+    assert out.endswith("as an arm: flex:alibi\n")
+    run("list", "flex:softcap")
+    out = capsys.readouterr().out
+    assert "bound of the scores" in out
+    assert "dilation" not in out
+    run("list", "alibi", code=2)
+    assert "did you mean 'flex:alibi'?" in capsys.readouterr().err
+    run("list", "flex:softcap=3", code=2)
+    assert "h2h list flex shows all it takes" in capsys.readouterr().err
+
+
+def test_the_arm_in_the_list_can_be_pasted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(SCORES)
+    written = {}
+    for name in (
+        *builtin_mechanisms(),
+        *(f"flex:{one}" for one in BUILTIN_SCORES),
+        f"{file}:decay",
+        f"{file}:half",
+    ):
+        run("list", name)
+        if "as an arm: " in (out := capsys.readouterr().out):
+            written[name] = out.partition("as an arm: ")[2].partition("\n")[0]
+            parse_layout(written[name])
+    assert written["flex:softcap"] == "flex:softcap,cap=30"
+    assert written[f"{file}:decay"] == f"{file}:decay,rate=1"
+    assert written[f"{file}:half"] == f"{file}:half"
 
 
 def test_probes_of_a_race_are_named_by_a_flag(

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from headtohead.cli.main import main
+from headtohead.common.errors import UserError
+from headtohead.mechanisms.contract.registry import load_mechanism
 from headtohead.mechanisms.contract.user_code import describe_error, user_frame
 
 HEAD = "import torch\nfrom torch import nn\nimport headtohead as h2h\n\n\nclass Mine(h2h.Mechanism):\n    '''Mine.'''\n\n"
@@ -28,6 +30,16 @@ CASES = {
     "no mechanism": ("\nclass Mine:\n    pass\n", "line 2: Mine is not a mechanism"),
     "import": ("import torch\nMine = torch.nothing\n", "line 2: failed on import: AttributeError: "),
     "syntax": ("def Mine(:\n", "line 1: "),
+    "exit on import": ("import sys\nsys.exit(0)\n", "line 2: failed on import: SystemExit: 0"),
+    "exit in the constructor": (HEAD + BUILD + "        exit()\n", "line 11, in __init__: SystemExit"),
+    "exit in forward": (
+        HEAD + BUILD + LAYER + "        raise SystemExit(0)\n",
+        "line 14, in forward: SystemExit: 0",
+    ),
+    "exit in a score function": (
+        "import headtohead as h2h\n\n\n@h2h.score\ndef Mine(s, head, i, j):\n    raise SystemExit\n",
+        "line 6, in Mine: SystemExit: no message",
+    ),
 }
 
 
@@ -71,7 +83,7 @@ def test_an_error_in_user_code_is_one_line(
     assert words.partition(": ")[2] in str(raised.value)
 
 
-@pytest.mark.parametrize("mine", ["constructor", "forward", "signature"], indirect=True)
+@pytest.mark.parametrize("mine", ["constructor", "forward", "signature", "exit in forward"], indirect=True)
 def test_the_suite_names_the_same_line(mine: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     arm, words = mine
     with pytest.raises(SystemExit) as ended:
@@ -95,3 +107,19 @@ def test_code_of_packages_is_not_the_users() -> None:
         frame = user_frame(error)
         assert frame is not None
         assert frame.filename == __file__
+
+
+def test_an_exit_that_nothing_else_reports_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("headtohead.cli.main.dispatch", lambda words: exit(0))
+    with pytest.raises(SystemExit) as ended:
+        main(["list"])
+    assert ended.value.code == 2
+    assert "h2h: a mechanism ended the command: SystemExit: 0 (line" in capsys.readouterr().err
+
+
+def test_a_file_with_null_bytes_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_bytes(b"x = 1\0")
+    with pytest.raises(UserError, match=r"mine\.py: source code string cannot contain null bytes"):
+        load_mechanism(str(tmp_path / "mine.py"))

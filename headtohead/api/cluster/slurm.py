@@ -92,6 +92,7 @@ def _race_options(execution: ExecutionSettings, how: RunSettings) -> list[str]:
         *_switch("compile", execution.compile),
         *_switch("population", how.population),
         *(["--allow-failed-check"] if how.allow_failed_check else []),
+        *(["--reuse", *(str(source.store.path) for source in how.reuse)] if how.reuse else []),
         *(["--quiet"] if how.quiet else []),
     ]
 

@@ -203,6 +203,7 @@ class RunOptions(DeviceOptions):
         compile: torch.compile (default: on GPU for single runs from size 5m)
         population: train the seeds and rates of an arm in one pass (default: on GPU, if faster)
         allow_failed_check: train arms that fail the causality check; never called better
+        reuse: studies whose finished runs are copied, not trained again (default: none)
         quiet: print no progress
         on: this machine, Ray (at $RAY_ADDRESS) or SLURM: docs/scaling.md
         cpus_per_run: CPUs that a run gets with --on ray or slurm (default: --threads)
@@ -214,6 +215,7 @@ class RunOptions(DeviceOptions):
     compile: Switch = "auto"
     population: Switch = "auto"
     allow_failed_check: bool = False
+    reuse: Annotated[tuple[str, ...], flag("DIR")] = ()
     quiet: bool = False
     on: Literal["local", "ray", "slurm"] = "local"
     cpus_per_run: Annotated[float | None, flag("NUMBER")] = None

@@ -19,8 +19,17 @@ from headtohead.common.schema import Plain
 from headtohead.papers.faster_qk.work import Toy
 from headtohead.study.claims.criteria import MAIN, At, Basis, Criterion, RunCriterion
 from headtohead.study.claims.evidence import Evidence
-from headtohead.study.claims.outcome import CONTRADICTED, NOT_RUN, OPEN, PUBLISHED, REDUCED, Part, all_of
-from headtohead.study.claims.paper import Claim, Paper
+from headtohead.study.claims.outcome import (
+    CONTRADICTED,
+    NOT_RUN,
+    NOT_TESTED,
+    OPEN,
+    PUBLISHED,
+    REDUCED,
+    Part,
+    all_of,
+)
+from headtohead.study.claims.paper import TOY, Claim, Paper
 from headtohead.study.config.spec import build_study
 from headtohead.study.judge.analysis import Analysis
 
@@ -41,9 +50,11 @@ class ClaimResult(Plain):
     scale: str
     reason: str
     run: str = ""
-    """The scale that was run: smoke, small or paper."""
+    """The scale that was run: smoke, tiny, small or paper."""
     criteria: list[dict[str, Any]] = field(default_factory=list)
     """The outcome of each criterion. `criterion` in a row of `measured` is an index of this list."""
+    marks: list[str] = field(default_factory=list)
+    """The marks of the verdicts that it is judged by: what was changed after results existed, for example."""
 
 
 def judge_claims(
@@ -61,7 +72,8 @@ def judge_claims(
     settings = paper.studies(scale)
     criteria = [part for claim in paper.claims for part in claim.criteria if isinstance(part, RunCriterion)]
     evidence = {}
-    missing = dict.fromkeys(settings, "has not been run") | dict(absent or {})
+    parts = [*settings, *([TOY] if scale in paper.toy and toy is None else [])]
+    missing = {name: "has not been run" for name in parts if name not in studies} | dict(absent or {})
     for name, study in studies.items():
         about = [part for part in criteria if part.study == name]
         try:
@@ -91,12 +103,14 @@ def _judge_all(claim: Claim, basis: Basis) -> ClaimResult:
         for decides in (True, False)
     )
     scales = {part.scale for part in parts}
-    scale = REDUCED if REDUCED in scales else PUBLISHED if PUBLISHED in scales else NOT_RUN
+    scale = next(one for one in (REDUCED, PUBLISHED, NOT_RUN, NOT_TESTED) if one in scales)
     sizes = [part.size for part in parts if part.size is not None]
     reasons = [part.reason for part in parts]
     reasons += [f"shown, not judged: {part.reason}" for part in shown]
-    if not sizes and scale != NOT_RUN:
+    if not sizes and scale not in (NOT_RUN, NOT_TESTED):
         reasons.append("no effect size was published")
+    marks = list(dict.fromkeys(mark for part in (*parts, *shown) for mark in part.marks))
+    reasons += [f"marked: {mark}" for mark in marks]
     return ClaimResult(
         claim.id,
         claim.statement,
@@ -108,6 +122,7 @@ def _judge_all(claim: Claim, basis: Basis) -> ClaimResult:
         "; ".join(dict.fromkeys(reasons)),
         basis.scale,
         [_outcome(*pair) for pair in zip(claim.criteria, every, strict=True)],
+        marks,
     )
 
 

@@ -19,6 +19,7 @@ from headtohead.papers.faster_qk.work import Toy
 from headtohead.study.claims.outcome import (
     CONTRADICTED,
     NOT_RUN,
+    NOT_TESTED,
     OPEN,
     PUBLISHED,
     REDUCED,
@@ -42,6 +43,10 @@ LowerOrHigher = Literal["lower", "higher"]
 
 Text = Annotated[str, Meta(description="a string")]
 Texts = Annotated[tuple[str, ...], Meta(min_length=1, description="a string or a list of strings")]
+Choices = Annotated[
+    tuple[Annotated[tuple[str, ...], Meta(min_length=1)], ...],
+    Meta(description="a list of values, each a string or a list of strings of which the study has one"),
+]
 Number = Annotated[float, Meta(gt=-1e300, lt=1e300, description="a number")]
 Numbers = Annotated[tuple[Number, ...], Meta(min_length=1, description="a list of numbers")]
 Range = Annotated[
@@ -58,6 +63,7 @@ def _listed(value: Any) -> Any:
 
 _NORMALIZED = (
     (Texts, _listed),
+    (Choices, lambda value: [_listed(one) for one in _listed(value)]),
     (Range, _listed),
     (
         Branches,
@@ -174,6 +180,11 @@ class RunCriterion(Criterion):
         return bool(getattr(self, "against", ""))
 
     @property
+    def judged_arms(self) -> tuple[str, ...]:
+        """The arms whose runs it is judged by; an empty name is the baseline."""
+        return self.arms if self.alone else (*self.arms, "")
+
+    @property
     def expected(self) -> Expected:
         """What it expects of the difference."""
         given = {
@@ -204,39 +215,48 @@ class RunCriterion(Criterion):
         """Return the outcome from the runs of its contests."""
         raise NotImplementedError
 
+    def lacks(self, evidence: Evidence) -> str:
+        """Return what the study does not measure at its scale, or an empty string."""
+        return ""
+
     def judged_contests(self, evidence: Evidence, found: list[Contest]) -> list[Contest]:
         """Return the contests it is judged by, from those at its places."""
         return found
 
     def untrained(self, evidence: Evidence, contests: Sequence[Contest]) -> str:
         """Return a message if all compared arms are untrained, else an empty string."""
-        arms = self.arms if self.alone else (*self.arms, "")
-        return max(evidence.untrained(contest, arms) for contest in contests)
+        return max(evidence.untrained(contest, self.judged_arms) for contest in contests)
+
+    def unfinished(self, evidence: Evidence, contests: Sequence[Contest]) -> bool:
+        """Return whether a run that it is judged by has no result."""
+        return any(run not in evidence.results for run in evidence.runs(contests, self.judged_arms))
 
     def judge(self, basis: Basis, at: At) -> Part:
         """Return the outcome; what is missing at this scale leaves it open."""
         absent = f"is not part of scale {basis.scale}"
+        if self.study in basis.absent:
+            return Part(OPEN, None, NOT_RUN, f"study {self.study} {basis.absent[self.study]}")
         if self.study not in basis.studies:
-            return Part(OPEN, None, NOT_RUN, f"study {self.study} {basis.absent.get(self.study, absent)}")
+            return Part(OPEN, None, NOT_TESTED, f"study {self.study} {absent}")
         evidence = basis.studies[self.study]
         for arm in self.arms:
             if evidence.label(arm) is None:
-                return Part(OPEN, None, NOT_RUN, f"arm {arm} {absent}")
+                return Part(OPEN, None, NOT_TESTED, f"arm {arm} {absent}")
+        if lacking := self.lacks(evidence):
+            return Part(OPEN, None, NOT_TESTED, f"{lacking} {absent}")
         found = []
         for place in self.places:
             if (contest := evidence.contest(place)) is None:
                 words = ", ".join(f"{key} {' or '.join(value)}" for key, value in place.items())
-                return Part(OPEN, None, NOT_RUN, f"{words or 'no contest'} {absent}")
+                return Part(OPEN, None, NOT_TESTED, f"{words or 'no contest'} {absent}")
             found.append(contest)
         contests = self.judged_contests(evidence, found)
         part = self.outcome(evidence, contests)
-        where = {
-            "study": self.study,
-            "corpus": _joined(contests, "corpus_label"),
-            "size": _joined(contests, "size"),
-        }
+        part.marks = evidence.marks(contests, self.judged_arms)
+        names = {key: "corpus_label" if key == "corpus" else key for key in PLACE}
+        where = {"study": self.study} | {key: _joined(contests, name) for key, name in names.items()}
         part.measured = [row | where for row in part.measured]
-        if not any(row["n"] for row in part.measured):
+        if not any(row["n"] for row in part.measured) and self.unfinished(evidence, contests):
             part.scale = NOT_RUN
             return part
         differs = evidence.other_scale(self.at if self.at != At() else at, contests, self.arms[0])

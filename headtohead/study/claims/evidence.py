@@ -54,6 +54,25 @@ class Evidence:
             found = [contest for contest in found if getattr(contest, key) == wanted]
         return found[0] if found else None
 
+    def marks(self, contests: Sequence[Contest], arms: Sequence[str]) -> list[str]:
+        """Return the marks of the verdicts in these contests, without those about other arms than the given ones."""
+        labels = {self.label(arm) for arm in arms}
+        found: dict[str, None] = {}
+        for contest, label in self.rows:
+            if contest in contests and (label in labels or labels == {self.manifest.baseline}):
+                row = self.rows[contest, label]
+                others = [about for name, about in row.marks_about.items() if name not in labels]
+                found |= dict.fromkeys(
+                    mark for mark in row.marks if not any(mark in about for about in others)
+                )
+        return list(found)
+
+    def runs(self, contests: Sequence[Contest], arms: Sequence[str]) -> list[str]:
+        """Return the ids of the arms' runs."""
+        labels = [self.label(arm) or "" for arm in arms]
+        found = (self.manifest.runs(contest, label) for contest in contests for label in labels)
+        return [run for by_seed in found for run in by_seed.values()]
+
     def other_scale(self, at: At, contests: Sequence[Contest], arm: str) -> str:
         """Return how an arm's training here differs from the published one, or an empty string."""
         return other_scale(self, at, contests, arm)

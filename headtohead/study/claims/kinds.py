@@ -16,6 +16,7 @@ from headtohead.study.claims.criteria import (
     At,
     Basis,
     BetterOrWorse,
+    Choices,
     Criterion,
     LowerOrHigher,
     Number,
@@ -28,7 +29,7 @@ from headtohead.study.claims.criteria import (
 from headtohead.study.claims.evidence import Evidence
 from headtohead.study.claims.outcome import (
     CONTRADICTED,
-    NOT_RUN,
+    NOT_TESTED,
     OPEN,
     PUBLISHED,
     REDUCED,
@@ -177,25 +178,28 @@ def _diverged(found: Sequence[Compared]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Change(PairCriterion, kind="change"):
-    """The difference changes between two values of `over`, given in `values`."""
+    """The difference changes between two values of `over`, given in `values`; of a list the study's first counts."""
 
     over: Literal["corpus", "size", "context", "branch", "shape", "length"]
-    values: Texts
+    values: Choices
     expect: LowerOrHigher
     effect: Range = ()
 
     def __post_init__(self) -> None:
         if len(self.values) != 2:
             raise UserError(f"values takes two values of {self.over}, got {list(self.values)}")
+        if common := set(self.values[0]) & set(self.values[1]):
+            raise UserError(f"values takes two different values, both have {', '.join(sorted(common))}")
 
     @property
     def places(self) -> list[dict[str, tuple[str, ...]]]:
         """The places of the two values."""
-        return [self.place | {self.over: (value,)} for value in self.values]
+        return [self.place | {self.over: names} for names in self.values]
 
     def outcome(self, evidence: Evidence, contests: Contests) -> Part:
         """Judge the difference in the second contest minus the difference in the first."""
-        form = f"({{0}}) at {self.values[1]} minus at {self.values[0]}"
+        first, second = (getattr(contest, self.over) for contest in contests)
+        form = f"({{0}}) at {second} minus at {first}"
         places = [(contest, self.arm, self.against) for contest in contests]
         return _second_minus_first(self, evidence, places, form)
 
@@ -335,14 +339,17 @@ class Tasks(ArmCriterion, kind="tasks"):
     margin: Number | None = None
     needs_tasks: ClassVar[bool] = True
 
+    def judged_contests(self, evidence: Evidence, found: list[Contest]) -> list[Contest]:
+        """Return the contests of all tasks."""
+        return evidence.contests
+
     def __post_init__(self) -> None:
         if self.expect.startswith("no ") != (self.margin is not None):
             raise UserError("a tasks criterion takes a margin if and only if expect is no better or no worse")
 
     def untrained(self, evidence: Evidence, contests: Contests) -> str:
         """Return a message if all compared arms are untrained on every task: one learned task is enough."""
-        arms = self.arms if self.alone else (*self.arms, "")
-        found = [evidence.untrained(contest, arms) for contest in evidence.contests]
+        found = [evidence.untrained(contest, self.judged_arms) for contest in evidence.contests]
         return max(found) if all(found) else ""
 
     def outcome(self, evidence: Evidence, contests: Contests) -> Part:
@@ -426,4 +433,4 @@ class Undecided(Criterion, kind="open"):
 
     def judge(self, basis: Basis, at: At) -> Part:
         """Return the reason."""
-        return Part(OPEN, None, NOT_RUN, self.reason)
+        return Part(OPEN, None, NOT_TESTED, self.reason)

@@ -14,7 +14,8 @@ from headtohead.study.claims.evidence import Evidence
 from headtohead.study.claims.kinds import ArmCriterion
 from headtohead.study.claims.outcome import Compared, Part, decided, equivalence, signed_difference
 from headtohead.study.judge.statistics import Paired, compare_by_seed, holm
-from headtohead.study.probes import PROBES, check_probes_apply, number_at, probe_names
+from headtohead.study.probes import PROBES, check_probes_apply, is_timed, number_at, probe_names
+from headtohead.study.probes.decode import DecodeSpeed
 from headtohead.study.store.manifest import Contest
 
 Sides = tuple[dict[int, float], dict[int, float]]
@@ -131,12 +132,17 @@ class ProbeNumber(NumberCriterion, kind="probe"):
 
     @property
     def what(self) -> str:
-        """The path and the probe."""
-        return f"{self.path} ({self.probe})"
+        """What the number is, or its path, and the probe."""
+        words = PROBES[self.probe.partition(":")[0]].words
+        return f"{words.get(self.path, self.path)} ({self.probe})"
 
     def check_study(self, of_tasks: bool) -> None:
         """Raise UserError if the probe does not apply to the study."""
         check_probes_apply([self.probe], "tasks" if of_tasks else "corpora")
+
+    def lacks(self, evidence: Evidence) -> str:
+        """Return the probe if the study does not take it."""
+        return "" if self._taken(evidence) else f"probe {self.probe}"
 
     def sides(self, evidence: Evidence, contest: Contest) -> Sides:
         """Return the probe's numbers of the arm and of the other by seed."""
@@ -148,6 +154,12 @@ class ProbeNumber(NumberCriterion, kind="probe"):
         if paired.n < 2:
             few = f"was taken on {paired.n} paired seeds, which give no interval"
             return f"probe {self.probe} {few if paired.n else 'was not taken'}"
+        if (
+            is_timed(self.probe)
+            and self.compare != "value"
+            and len(timed := self._machines(evidence, contest)) > 1
+        ):
+            return f"probe {self.probe} was timed on different machines: {'; '.join(sorted(timed))}"
         if self.guard is None:
             return ""
         path, least = self.guard
@@ -158,14 +170,32 @@ class ProbeNumber(NumberCriterion, kind="probe"):
         shown = "unknown" if mean is None else f"{mean:.3g}"
         return f"{path} of {evidence.manifest.baseline} is {shown}; a comparison needs {least:g} or more"
 
+    def unfinished(self, evidence: Evidence, contests: Sequence[Contest]) -> bool:
+        """Return whether a run has no result, or the probe was not taken on it."""
+        runs, name = evidence.runs(contests, self.judged_arms), self._taken(evidence)
+        return super().unfinished(evidence, contests) or any(
+            evidence.found(run, name) is None for run in runs
+        )
+
+    def _machines(self, evidence: Evidence, contest: Contest) -> set[str]:
+        """Return the devices, with the number of threads, on which the compared runs were timed."""
+        taken = self._taken(evidence)
+        found = [evidence.found(run, taken) for run in evidence.runs([contest], (self.arm, self.against))]
+        return {f"{one.device}, {one.threads} threads" for one in found if isinstance(one, DecodeSpeed)}
+
     def _numbers(self, evidence: Evidence, contest: Contest, arm: str, path: str) -> dict[int, float]:
-        """Return the probe's number by seed; the study may have taken the probe with another amount."""
-        short = self.probe.partition(":")[0]
-        same = [name for name in evidence.manifest.probes if name.partition(":")[0] == short]
-        name = same[0] if same and self.probe not in same and PROBES[short].amount else self.probe
-        runs = evidence.manifest.runs(contest, evidence.label(arm) or "")
+        """Return the probe's number by seed."""
+        name, runs = self._taken(evidence), evidence.manifest.runs(contest, evidence.label(arm) or "")
         found = {seed: number_at(evidence.found(run, name), path) for seed, run in runs.items()}
         return {seed: value for seed, value in found.items() if value is not None}
+
+    def _taken(self, evidence: Evidence) -> str:
+        """Return the probe as the study takes it, which may be with another amount, or an empty string."""
+        short = self.probe.partition(":")[0]
+        same = [name for name in evidence.manifest.probes if name.partition(":")[0] == short]
+        if self.probe in same:
+            return self.probe
+        return same[0] if same and PROBES[short].amount else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +248,11 @@ class CurveNumber(NumberCriterion, kind="curve"):
             {seed: float(value) for seed, value in side.items() if value is not None} for side in sides
         )
         return first, second
+
+    def unfinished(self, evidence: Evidence, contests: Sequence[Contest]) -> bool:
+        """Return whether a run has no result, or no curve."""
+        runs = evidence.runs(contests, self.judged_arms)
+        return super().unfinished(evidence, contests) or not all(map(evidence.curve, runs))
 
     def trouble(self, evidence: Evidence, contest: Contest, paired: Paired) -> str:
         """Return why the numbers cannot be used: too few, or runs that never reach the loss."""

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from headtohead.study.judge.statistics import Paired, decide
+from headtohead.study.judge.statistics import ALPHA, Paired, decide
 from headtohead.study.store.manifest import METRIC, metric_label
 
 SUPPORTED, CONTRADICTED, OPEN = "supported", "contradicted", "open"
 PUBLISHED, REDUCED, NOT_RUN = "published scale", "reduced scale", "not run"
+NOT_TESTED = "not tested"
+"""The scale has no such arm, size or study, or nothing could be tested: no run is missing."""
 SMOKE = "scale smoke only tests that everything runs; it decides nothing"
 
 
@@ -25,6 +27,8 @@ class Part:
     measured: list[dict[str, Any]] = field(default_factory=list)
     differs: str = ""
     """How the training differs from the published one, or empty."""
+    marks: list[str] = field(default_factory=list)
+    """The marks of the verdicts that it is judged by."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,17 @@ def difference(expected: Expected, compared: Compared) -> Part:
         return Part(OPEN, size, REDUCED, f"{compared.label}: {compared.trouble}", measured)
     direction = {expected.expect: SUPPORTED, "undecided": OPEN}.get(compared.decision, CONTRADICTED)
     size = _size(expected, compared.paired) if expected.sized else None
-    return Part(direction, size, REDUCED, f"{_numbers(expected, compared)}: {compared.decision}", measured)
+    reason = f"{_numbers(expected, compared)}: {compared.decision}{_after_holm(compared)}"
+    return Part(direction, size, REDUCED, reason, measured)
+
+
+def _after_holm(compared: Compared) -> str:
+    """Return the adjusted p value if the interval excludes 0 and the comparison is undecided for it."""
+    paired, p = compared.paired, compared.p
+    if paired.ci_low is None or paired.ci_high is None or p is None or p < ALPHA:
+        return ""
+    excluded = paired.ci_low > 0 or paired.ci_high < 0
+    return f" (p {p:.2g} after Holm's correction)" if excluded and compared.decision == "undecided" else ""
 
 
 def signed_difference(expected: Expected, compared: Compared) -> Part:

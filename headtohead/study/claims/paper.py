@@ -1,8 +1,8 @@
-"""Paper files: a paper's claims with their criteria, and the studies that decide them at three scales.
+"""Paper files: a paper's claims with their criteria, and the studies that decide them at several scales.
 
     [paper]                 title, about, unit and bytes_per_unit of its numbers (default: bits per byte)
     [study]                 the settings of a study, as in any study file
-    [scale.smoke]           settings that differ at that scale; likewise small and paper
+    [scale.smoke]           settings that differ at that scale; likewise small and paper, and tiny if the paper has it
     [also.NAME]             the settings of another study, of corpora or tasks, if the paper has several
     [also.NAME.smoke]       settings that differ at that scale; without this table the study is not run at the scale;
                             from = "also.OTHER", of the study or of an arm: models start from the only run of another
@@ -38,7 +38,8 @@ from headtohead.study.config.validation import (
     check_known,
 )
 
-SCALES = ("smoke", "small", "paper")
+SCALES = ("smoke", "tiny", "small", "paper")
+_REQUIRED = ("smoke", "small", "paper")
 TOY = "toy"
 """Name of the toy among several studies."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -57,6 +58,8 @@ class Claim:
     criteria: tuple[Criterion, ...]
     at: At = field(default_factory=At)
     """Corpora, sizes and tokens of the published numbers; unknown ones are left out."""
+    ours: bool = False
+    """Whether the question is ours; the paper does not state it."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +138,9 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     about = decode(_About, as_table(values.get("paper", {}), "paper"), "[paper]")
     tables = as_table(values.get("scale"), "scale")
     check_known(tables, set(SCALES), "scale")
-    for scale in SCALES:
+    for scale in _REQUIRED:
         if scale not in tables:
-            raise UserError(f"[scale.{scale}] is missing; a paper needs {', '.join(SCALES)}")
+            raise UserError(f"[scale.{scale}] is missing; a paper needs {', '.join(_REQUIRED)}")
     main = _Study(f"{name}, ", "scale", as_table(values.get("study"), "study"), tables)
     also = _also(name, as_table(values.get("also", {}), "also"))
     _check_starts({MAIN: main} | also)
@@ -265,7 +268,7 @@ def _toy(tables: Mapping[str, Any]) -> dict[str, ToyPlan]:
 def _claim(entry: Mapping[str, Any], factor: float, studies: Mapping[str, _Study]) -> Claim:
     name = as_text(entry.get("id"), "a claim's id")
     try:
-        check_known(entry, {"id", "statement", "published", "at", "criteria"}, "claim setting")
+        check_known(entry, {"id", "statement", "published", "at", "criteria", "ours"}, "claim setting")
         at = decode(At, as_table(entry.get("at", {}), "at"), "at")
         given = entry.get("criteria")
         if not isinstance(given, list) or not given:
@@ -279,6 +282,9 @@ def _claim(entry: Mapping[str, Any], factor: float, studies: Mapping[str, _Study
         if not any(criterion.decides for criterion in criteria):
             raise UserError("decides = false in every criterion leaves nothing to judge; remove it from one")
         texts = (as_text(entry.get("statement"), "statement"), as_text(entry.get("published"), "published"))
-        return Claim(name, *texts, criteria, at)
+        ours = entry.get("ours", False)
+        if not isinstance(ours, bool):
+            raise UserError(f"ours is true or false, got {ours!r}")
+        return Claim(name, *texts, criteria, at, ours)
     except UserError as error:
         raise UserError(f"claim {name}: {error}") from None

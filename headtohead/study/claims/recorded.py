@@ -14,6 +14,7 @@ from headtohead.common.errors import DamagedFile
 from headtohead.common.files import read_json
 from headtohead.common.numbers import is_number
 from headtohead.study.claims import ClaimResult
+from headtohead.study.claims.criteria import PLACE
 from headtohead.study.store.manifest import METRIC, metric_label
 
 CLAIMS = "claims.json"
@@ -44,7 +45,7 @@ class Effect:
     neutral: float
     """The value without an effect: 0 for differences, 1 for ratios."""
     place: Mapping[str, str]
-    """Study, corpus and size, as far as they are recorded."""
+    """The study and its contest, as far as they are recorded."""
     criterion: int | None
     """Index of its criterion among those of the claim; None in older files."""
     direction: str
@@ -118,7 +119,7 @@ def _effect(row: Mapping[str, Any]) -> Effect | None:
         high,
         (min(ends), max(ends)) if ends else None,
         1.0 if is_ratio else 0.0,
-        {key: str(row[key]) for key in ("study", "corpus", "size") if row.get(key)},
+        {key: str(row[key]) for key in ("study", *PLACE) if row.get(key)},
         index if isinstance(index, int) else None,
         str(row.get("direction", "")),
         row.get("decides") is not False,

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from headtohead.common.errors import UserError
+from headtohead.common.text import counted
 from headtohead.papers.faster_qk.findings import CHECKS, COMPLETE, OWN, THEORY
 from headtohead.papers.faster_qk.runs import LOSSES, PUBLISHED_RUNS, RUNS, SEEDS
 from headtohead.papers.faster_qk.work import Toy
@@ -14,6 +15,7 @@ from headtohead.study.claims.criteria import At, Basis, Criterion, Numbers, Text
 from headtohead.study.claims.outcome import (
     CONTRADICTED,
     NOT_RUN,
+    NOT_TESTED,
     OPEN,
     PUBLISHED,
     REDUCED,
@@ -34,8 +36,9 @@ class ToyCriterion(Criterion):
     def judge(self, basis: Basis, at: At) -> Part:
         """Return the outcome from the toy's results."""
         if basis.toy is None:
-            absent = f"is not part of scale {basis.scale}"
-            return Part(OPEN, None, NOT_RUN, f"the toy {basis.absent.get('toy', absent)}")
+            if "toy" not in basis.absent:
+                return Part(OPEN, None, NOT_TESTED, f"the toy is not part of scale {basis.scale}")
+            return Part(OPEN, None, NOT_RUN, f"the toy {basis.absent['toy']}")
         return self.outcome(basis.toy, basis.scale == "smoke")
 
     def outcome(self, toy: Toy, smoke: bool) -> Part:
@@ -49,6 +52,13 @@ def _scaled(direction: str, reason: str, measured: list[dict[str, Any]], notes: 
         return Part(direction, None, PUBLISHED, reason, measured)
     differs = "; ".join(notes)
     return Part(direction, None, REDUCED, f"{reason} ({differs})", measured, differs)
+
+
+def _without(toy: Toy, what: str) -> Part:
+    """Return the outcome of a criterion whose numbers are missing: the toy is not finished, or its scale has none."""
+    if toy.left:
+        return Part(OPEN, None, NOT_RUN, f"{what}: the toy has {counted(toy.left, 'unfinished run')}")
+    return Part(OPEN, None, NOT_TESTED, f"{what}: not part of this scale")
 
 
 def _few_seeds(count: int) -> list[str]:
@@ -83,9 +93,7 @@ class ToyOrder(ToyCriterion, kind="toy"):
         done = {result.run.name for result in toy.results}
         for name in self.order:
             if name not in done:
-                return Part(
-                    OPEN, None, NOT_RUN, f"toy run {name} is not part of this scale or not finished", []
-                )
+                return _without(toy, f"toy run {name}")
         directions, reasons, measured = [], [], []
         for bound in self.losses:
             values = [self._values(toy, name, bound) for name in self.order]
@@ -145,7 +153,7 @@ class ToyCheck(ToyCriterion, kind="toy_check"):
         measured = [finding.as_dict() for finding in rows]
         names = ", ".join(self.checks)
         if not rows:
-            return Part(OPEN, None, NOT_RUN, f"{names}: not part of this scale", measured)
+            return _without(toy, names)
         wrong = [finding.words() for finding in rows if not finding.holds]
         if smoke and not set(self.checks) <= THEORY:
             return Part(OPEN, None, REDUCED, SMOKE, measured)

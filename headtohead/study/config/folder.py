@@ -22,7 +22,8 @@ def default_folder(spec: StudySpec) -> Path:
     more = [f"and-{len(arms) - _MAX_NAMED}-more"] if len(arms) > _MAX_NAMED else []
     parts = [*arms[:_MAX_NAMED], *more, "on", *(spec.tasks or spec.corpora)]
     # User files and corpus paths are shortened to their last component.
-    plain = [re.sub(r"[^A-Za-z0-9.=]+", "_", part.rpartition("/")[2]).strip("_") for part in parts]
+    short = [re.sub(r"(file:|^|(?<=[( ]))[^():\s]*/", "", part) for part in parts]
+    plain = [re.sub(r"[^A-Za-z0-9.=]+", "_", part).strip("_") for part in short]
     return Path("races") / "-".join(plain)[:120]
 
 

@@ -23,6 +23,7 @@ from msgspec import Meta
 from headtohead.common.errors import unknown
 from headtohead.common.numbers import exact_count
 from headtohead.mechanisms.contract.base import Bias, Positions
+from headtohead.mechanisms.contract.score import Score
 from headtohead.model.sizes import Settings, find_size
 from headtohead.study.config.spec import GivenSettings, LengthRule, ShapeRule, Tune
 from headtohead.training.circuit_rates import Rule
@@ -81,13 +82,13 @@ class TrainingSettings(TypedDict, total=False):
 class ArmSettings(TrainingSettings, total=False):
     """An arm with settings of its own."""
 
-    arm: typing.Required[str | type]
+    arm: typing.Required[str | type | Score]
     name: str
     model: ModelSettings
     init_from: str
 
 
-Arms = str | type | ArmSettings | Sequence[str | type | ArmSettings]
+Arms = str | type | Score | ArmSettings | Sequence[str | type | Score | ArmSettings]
 
 
 class StudySettings(TrainingSettings, total=False):
@@ -231,6 +232,7 @@ def field_descriptions(kind: type) -> dict[str, str]:
 _WORDS: dict[Any, str] = {
     str: "string",
     type: "class",
+    Score: "score function",
     int: "integer",
     float: "number",
     bool: "true|false",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from headtohead.common.numbers import exact_count, is_number, parse_count
 from headtohead.common.text import check_values
 from headtohead.common.typed import decode
 from headtohead.data.tasks.registry import check_task_known
+from headtohead.mechanisms.contract.score import Score
 from headtohead.model.layout import Layout, parse_layout
 from headtohead.model.sizes import Settings, Size, find_size
 from headtohead.study.config.validation import as_text, check_known
@@ -49,8 +51,8 @@ class Tune:
 
     lr: tuple[float, ...]
     """three or more learning rates that every arm is tried at; the grid is extended where the best is at its edge."""
-    tokens: int
-    """training tokens of each trial; by default those of the study."""
+    tokens: int | None = None
+    """training tokens of each trial; by default those of the run that is judged."""
     seeds: int = 1
     """seeds per rate; the rate with the best mean over them is chosen."""
 
@@ -240,7 +242,6 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
     tasks = _tasks(values, _several(plain.tasks or ()), arms)
     branches = _branches(plain.branches, training, arms)
     names, sizes = _several(plain.corpus), _several(plain.size)
-    defaults = {} if tasks else defaults_of(find_size(sizes[0]))
     spec = StudySpec(
         arms=arms,
         name=_name(plain.name),
@@ -258,7 +259,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         branches=branches,
         model=dict(plain.model),
         training=training,
-        tune=_tune(plain.tune, defaults, training, "bytes" in values),
+        tune=_tune(plain.tune, training, "bytes" in values),
         bytes=parse_count(plain.bytes, "bytes"),
         probes=_probes(plain.probes, names, bool(tasks)),
         tasks=tasks,
@@ -285,7 +286,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
                 if tasks:  # a step of a task consists of whole examples
                     continue
                 settings.steps(window)
-                if spec.tune:
+                if spec.tune and spec.tune.tokens is not None:
                     _check_tuning_tokens(dataclasses.replace(settings, tokens=spec.tune.tokens), window)
     if spec.primary_arm is spec.baseline_arm:
         raise UserError(
@@ -340,8 +341,8 @@ def _name(name: str) -> str:
 
 
 def _arms(given: Any) -> tuple[Arm, ...]:
-    if isinstance(given, str | type) or given is None or isinstance(given, Mapping):
-        given = [] if given is None else [given]
+    if isinstance(given, str | type | Score | Mapping):
+        given = [given]
     if not isinstance(given, list | tuple) or not given:
         raise UserError(
             "a study needs arms, such as arms = ['standard', 'sharing:tie=kv']; h2h race quick runs a shipped study"
@@ -349,6 +350,11 @@ def _arms(given: Any) -> tuple[Arm, ...]:
     arms: list[Arm] = []
     for entry in given:
         arm = _arm(entry)
+        if any(arm.text == other.text and arm.layout.identity != other.layout.identity for other in arms):
+            raise UserError(
+                f"two arms are different mechanisms called '{arm.text}'; put them into a file under two names, and give "
+                "./FILE.py:NAME"
+            )
         if any(arm.text == other.text and arm.label == other.label for other in arms):
             raise UserError(
                 f"arm '{arm.label}' is given twice; give one of them another name and its own settings"
@@ -360,11 +366,16 @@ def _arms(given: Any) -> tuple[Arm, ...]:
 
 
 def _arm(entry: Any) -> Arm:
-    if isinstance(entry, str | type):
+    if isinstance(entry, str | type | Score):
         layout = parse_layout(entry)
         return Arm(layout.text, layout.label, layout)
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("arm"), str | type):
-        raise UserError(f"an arm is a string, or a table with 'arm' and its own settings; got {entry!r}")
+    named = entry.get("arm") if isinstance(entry, Mapping) else entry
+    if inspect.isfunction(named):
+        parse_layout(named)  # says what it lacks
+    if not isinstance(entry, Mapping) or not isinstance(named, str | type | Score):
+        raise UserError(
+            f"an arm is a string, a class, a score function, or a table with 'arm' and its own settings; got {entry!r:.80}"
+        )
     layout = parse_layout(entry["arm"])
     own = ("arm", "name", "model", "from")
     rest = {key: value for key, value in entry.items() if key not in own}
@@ -445,7 +456,7 @@ def changed_settings(values: Mapping[str, Any], changes: Mapping[str, Any]) -> d
     return joined
 
 
-def _tune(value: Any, defaults: dict[str, Any], training: dict[str, Any], in_bytes: bool) -> Tune | None:
+def _tune(value: Any, training: dict[str, Any], in_bytes: bool) -> Tune | None:
     if value is None:
         return None
     if not isinstance(value, Mapping) or not isinstance(value.get("lr"), list | tuple):
@@ -464,8 +475,7 @@ def _tune(value: Any, defaults: dict[str, Any], training: dict[str, Any], in_byt
         raise UserError(
             "tune needs tokens of its own if the study's length is given in bytes; add tune.tokens"
         )
-    whole = train_settings(defaults | training).tokens
-    tokens = parse_count(value.get("tokens", whole), "tune.tokens")
+    tokens = parse_count(value["tokens"], "tune.tokens") if "tokens" in value else None
     seeds = parse_count(value.get("seeds", 1), "tune.seeds")
     return Tune(tuple(sorted({float(rate) for rate in rates})), tokens, seeds)
 

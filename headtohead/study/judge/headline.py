@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from headtohead.study.judge.verdict import Verdict
@@ -21,23 +22,40 @@ def headline(verdicts: Sequence[Verdict]) -> str:
     }
     counts["unfinished"] = len(verdicts) - len(judged)
     others = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
-    won = f"{_winners(winners)} beat {judged[0].baseline_label}{_where(winners, verdicts)}"
-    return f"{won}: {others}." if others else f"{won}."
+    contests = len({_contest(row) for row in verdicts})
+    alone = " on this test set" if winners and all(row.scope == "this test set" for row in winners) else ""
+    won = _won(winners, judged[0].baseline_label, contests) + alone
+    if not others:
+        return f"{won}."
+    return f"{won}; other comparisons: {others}." if winners and contests > 1 else f"{won}: {others}."
 
 
-def _winners(winners: Sequence[Verdict]) -> str:
-    labels = list(dict.fromkeys(row.label for row in winners))
+def _won(winners: Sequence[Verdict], baseline: str, contests: int) -> str:
+    """Return which arms beat the baseline, and in how many of several contests each of them did."""
+    wins = Counter(row.label for row in winners)
+    if not wins:
+        return f"Nobody beat {baseline}" + (f" in any of {contests} contests" if contests > 1 else "")
+    if contests == 1:
+        return f"{_names(list(wins))} beat {baseline}"
+    every = [label for label, number in wins.items() if number == contests]
+    some = {label: number for label, number in wins.items() if number < contests}
+    parts = []
+    if every:
+        parts.append(
+            f"{_names(every)} beat {baseline} in {'both' if contests == 2 else f'all {contests}'} contests"
+        )
+    if some:
+        often = " to ".join(dict.fromkeys([str(min(some.values())), str(max(some.values()))]))
+        where = f"in {often} of " + ("them" if every else f"{contests} contests")
+        parts.append(f"{_names(list(some))}{'' if every else f' beat {baseline}'} {where}")
+        parts[-1] += " each" if len(some) > 1 else ""
+    return ", ".join(parts)
+
+
+def _names(labels: Sequence[str]) -> str:
     if len(labels) > _NAMED:
         return f"{len(labels)} arms"
-    return " and ".join(filter(None, [", ".join(labels[:-1]), *labels[-1:]])) or "Nobody"
-
-
-def _where(winners: Sequence[Verdict], verdicts: Sequence[Verdict]) -> str:
-    """Return in how many of several contests an arm won, and whether that holds on the test set alone."""
-    total, won = (len({_contest(row) for row in rows}) for rows in (verdicts, winners))
-    among = "" if total == 1 else f" in {won} of {total} contests" if won else f" in any of {total} contests"
-    alone = bool(winners) and all(row.scope == "this test set" for row in winners)
-    return among + (" on this test set" if alone else "")
+    return " and ".join(filter(None, [", ".join(labels[:-1]), *labels[-1:]]))
 
 
 def _contest(row: Verdict) -> tuple[str, ...]:

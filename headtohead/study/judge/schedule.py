@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headtohead.common.errors import UserError
+from headtohead.study.run.cluster.engine import slots_of
 
 _NEARLY = 1.05
 """Ratio of wall-clock times up to which fewer nodes are nearly as fast."""
@@ -91,13 +92,14 @@ class Cluster:
     @property
     def slots_per_node(self) -> int:
         """Units that train on a node at the same time."""
-        # Shares are of one GPU: three of 0.3 fit on each, none over two.
-        share = min(1.0, self.gpus_per_run)
-        on_gpus = self.gpus_per_node * int(1 / share + 1e-9) // max(1, int(self.gpus_per_run))
-        on_cpus = int(self.cpus_per_node / self.cpus_per_run + 1e-9)
-        return min(
-            count for count, there in ((on_gpus, self.gpus_per_node), (on_cpus, self.cpus_per_node)) if there
-        )
+        needed = [
+            per_run if there else 0.0
+            for per_run, there in (
+                (self.cpus_per_run, self.cpus_per_node),
+                (self.gpus_per_run, self.gpus_per_node),
+            )
+        ]
+        return slots_of(self.cpus_per_node, self.gpus_per_node, *needed)
 
     @property
     def slots(self) -> int:

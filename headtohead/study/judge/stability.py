@@ -127,14 +127,12 @@ class _Curves:
 
 
 def rate_rise(manifest: Manifest, contest: Contest, label: str) -> float | None:
-    """Return the score difference between an arm's chosen rate and its worse neighbor on the grid, for one seed.
+    """Return the score difference between an arm's chosen rate and its worse neighbor on the grid, over the tuning's seeds.
 
     A neighbor that did not train has no score and is skipped.
     """
-    place = (contest.corpus, contest.size, contest.shape)
     tried = sorted(
-        (row for row in manifest.tuning if row.label == label and (row.corpus, row.size, row.shape) == place),
-        key=lambda row: row.lr,
+        (rate for rate in manifest.rates(contest) if rate.label == label), key=lambda rate: rate.lr
     )
     chosen = next((index for index, row in enumerate(tried) if row.chosen), None)
     if chosen is None or (best := tried[chosen].score) is None:

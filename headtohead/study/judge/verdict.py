@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import stdev
 
 import numpy as np
 
 from headtohead.common.schema import Plain
+from headtohead.common.text import counted
 from headtohead.study.judge.statistics import (
     ALPHA,
     compare_paired,
@@ -19,7 +22,7 @@ from headtohead.study.judge.statistics import (
 )
 from headtohead.study.judge.trust import failed_check_label, weaken
 from headtohead.study.store.history import NO_MARKS, Marks
-from headtohead.study.store.manifest import METRIC, Contest, Manifest, Measure, metric_label
+from headtohead.study.store.manifest import METRIC, Contest, Manifest, Measure, Rate, metric_label
 from headtohead.study.store.result import Blocks, RunResult
 
 _VERDICTS = ("better", "worse", "equivalent", "undecided")
@@ -77,6 +80,8 @@ class Verdict(Plain):
     notes: list[str] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
     """The notes that are part of every sentence about the verdict."""
+    marks_about: dict[str, list[str]] = field(default_factory=dict)
+    """Those of the marks that are about the runs of one arm, by its label."""
     better: str = "lower"
     """Whether a lower or a higher metric is better."""
     context: str = ""
@@ -91,10 +96,12 @@ class Verdict(Plain):
     """How the arm's FLOPs were obtained: declared or counted."""
     baseline_flops_source: str = ""
 
-    def mark(self, note: str) -> None:
-        """Add a note that is part of every sentence about the verdict."""
+    def mark(self, note: str, about: str = "") -> None:
+        """Add a note that is part of every sentence about the verdict; `about` is the label of the arm that it is about."""
         self.notes.append(note)
         self.marks.append(note)
+        if about:
+            self.marks_about.setdefault(about, []).append(note)
 
     def of(self, contest: Contest) -> bool:
         """Return whether the verdict belongs to the contest."""
@@ -127,13 +134,21 @@ def study_verdicts(
             if row.added_seeds:
                 row.mark(f"seeds {', '.join(map(str, row.added_seeds))} were added after results existed")
             if (contest.title, row.label) in marks.added_arms:
-                row.mark("this arm was added after results existed")
+                row.mark("this arm was added after results existed", row.label)
             if dropped:
                 row.mark(
                     f"Holm's correction also counts {len(dropped)} comparisons that were reported and later dropped"
                 )
             if contest.outdated:
                 row.mark(f"computed with numerics {contest.numerics}")
+            for note in marks.notes:
+                row.mark(note)
+            for label, values in ((row.label, row.values), (row.baseline_label, row.baseline_values)):
+                for note in (
+                    *_copy_notes(manifest, contest, label, marks.copied),
+                    *_rate_notes([rate for rate in manifest.rates(contest) if rate.label == label], values),
+                ):
+                    row.mark(note, label)
         verdicts += rows
     planned = marks.primary in ("", manifest.primary)
     primary = next((row for row in verdicts if row.label == manifest.primary and planned), None)
@@ -142,9 +157,7 @@ def study_verdicts(
         if not row.primary:
             row.notes.append("exploratory")
         if row.label == manifest.primary and not planned:
-            row.mark("became the primary comparison after results existed")
-        for note in (*marks.notes, *_edges(row, manifest)):
-            row.mark(note)
+            row.mark("became the primary comparison after results existed", row.label)
     return verdicts
 
 
@@ -309,27 +322,44 @@ def _judge(row: Verdict) -> None:
         note(f"a significant difference, but within the margin of {row.margin:g}")
 
 
-def _edges(row: Verdict, manifest: Manifest) -> list[str]:
-    """Return a note for the arm and the baseline if the best learning rate is at the edge of the grid."""
-    place = (row.corpus, row.size, row.shape, row.context)
-    edges = {
-        rate.label
-        for rate in manifest.tuning
-        if rate.chosen
-        and rate.edge
-        and place == (_label(manifest, rate.corpus), rate.size, rate.shape, rate.context)
+def _rate_notes(rates: Sequence[Rate], values: Sequence[float]) -> list[str]:
+    """Return what is doubtful about the rate that was chosen for an arm: at an edge of the grid, or by less than the noise.
+
+    `values` are the arm's scores over seeds. Two means over `seeds` trials differ by chance by the standard deviation of a
+    score times sqrt(2 / seeds).
+    """
+    best = next((rate for rate in rates if rate.chosen), None)
+    if best is None:
+        return []
+    notes = [f"the best learning rate of {best.label} is at the edge of the grid"] if best.edge else []
+    score = math.nan if best.score is None else best.score
+    leads = {
+        rate.lr: abs(rate.score - score) for rate in rates if rate.score is not None and rate is not best
     }
-    return [
-        f"the best learning rate of {label} is at the edge of the grid"
-        for label in (row.label, row.baseline_label)
-        if label in edges
+    if leads and len(values) > 1:
+        second, noise = min(leads, key=leads.__getitem__), stdev(values) * math.sqrt(2 / best.seeds)
+        if leads[second] < noise:
+            notes.append(
+                f"the learning rate of {best.label} could as well be {second:g}: {best.lr:g} leads by {leads[second]:.2g} on "
+                f"valid, less than the noise of its trials ({noise:.2g}); tune with more seeds"
+            )
+    return notes
+
+
+def _copy_notes(manifest: Manifest, contest: Contest, label: str, copied: Mapping[str, str]) -> list[str]:
+    """Return how many runs of an arm, or of the trunks of its branches, were copied from another study."""
+    trunk = dataclasses.replace(contest, branch="")
+    runs = [
+        entry.run
+        for entry in (*manifest.entries, *manifest.trunks)
+        if entry.label == label and entry.contest in (contest, trunk) and entry.run in copied
     ]
-
-
-def _label(manifest: Manifest, corpus: str) -> str:
-    """Return the label of a corpus named in tuning rows."""
-    labels = {contest.corpus: contest.corpus_label for contest in manifest.contests()}
-    return labels.get(corpus, corpus)
+    if not runs:
+        return []
+    studies = ", ".join(dict.fromkeys(copied[run] for run in runs))
+    return [
+        f"{counted(len(runs), 'run')} of {label} copied from another study, whose results were known before: {studies}"
+    ]
 
 
 def _withhold(row: Verdict, verdicts: Sequence[str], reason: str) -> None:

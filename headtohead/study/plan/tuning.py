@@ -16,7 +16,7 @@ from typing import Any
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json, digest
-from headtohead.study.config.spec import StudySpec
+from headtohead.study.config.spec import StudySpec, Tune
 from headtohead.study.plan.plan import Plan, Rates
 from headtohead.study.store.frozen import changing_lock, read_lock
 from headtohead.study.store.manifest import Rate
@@ -54,10 +54,11 @@ def tuning_key(spec: StudySpec, plan: Plan) -> str:
     return digest(canonical_json(_identity(plan) + [spec.metric][: bool(spec.metric)]))[:16]
 
 
-def frozen_tuning(folder: Path, key: str) -> Tuning | None:
+def frozen_tuning(folder: Path, key: str, tune: Tune) -> Tuning | None:
     """Return the rates chosen earlier, or None if the tuning is not finished."""
     known = read_lock(folder).tuning.get(key)
-    return Tuning(tuple(known)) if known else None
+    # The key covers the seeds of the trials; rows of earlier versions do not state their number.
+    return Tuning(tuple(dataclasses.replace(row, seeds=tune.seeds) for row in known)) if known else None
 
 
 def freeze_tuning(folder: Path, key: str, rows: list[Rate]) -> Tuning:
@@ -85,6 +86,7 @@ def _beyond(inner: float, edge: float) -> float:
 def grid_spec(spec: StudySpec, grid: tuple[float, ...]) -> StudySpec:
     """Return the study with one arm for each arm and rate, with the budget and the seeds of the tuning."""
     assert spec.tune is not None
+    tokens = {} if spec.tune.tokens is None else {"tokens": spec.tune.tokens}
     arms = []
     for lr in grid:
         for arm in spec.arms:
@@ -92,7 +94,7 @@ def grid_spec(spec: StudySpec, grid: tuple[float, ...]) -> StudySpec:
                 raise UserError(
                     f"arm '{arm.label}' has a learning rate of its own; remove it, because tune sets lr for all arms"
                 )
-            training = {**arm.training, "lr": lr, "tokens": spec.tune.tokens}
+            training = {**arm.training, "lr": lr} | tokens
             arms.append(dataclasses.replace(arm, label=_label(arm.label, lr), training=training))
     return dataclasses.replace(
         spec,
@@ -165,6 +167,7 @@ def trials(spec: StudySpec, plan: Plan, store: Store, grid: tuple[float, ...]) -
                 chosen=lr == best,
                 edge=best in (grid[0], grid[-1]),
                 context=context,
+                seeds=spec.tune.seeds if spec.tune is not None else 1,
             )
             for lr, value in sorted(values.items())
         ]

@@ -67,6 +67,12 @@ def check_probes_apply(names: Sequence[str], of: str) -> None:
             )
 
 
+def is_timed(name: str) -> bool:
+    """Return whether a probe measures time, so that its result depends on the machine."""
+    name = name.partition(":")[0]
+    return name in PROBES and PROBES[name].timed
+
+
 def needed_data(names: Sequence[str]) -> list[str]:
     """Return the corpora and tasks that probes read."""
     given = [(PROBES[name].needs, argument) for name, _, argument in (text.partition(":") for text in names)]
@@ -101,6 +107,7 @@ __all__ = [
     "Subject",
     "Unavailable",
     "check_probes_apply",
+    "is_timed",
     "needed_data",
     "number_at",
     "probe_names",

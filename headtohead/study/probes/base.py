@@ -7,7 +7,7 @@ missing or damaged. Its result is stored in the run directory as probes/NAME.jso
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -98,8 +98,12 @@ class Probe:
     """Whether the argument is an amount rather than a choice of what to measure."""
     needs: Callable[[str], Sequence[str]] | None = None
     """Returns the corpora and tasks that it reads, from its argument; they are looked for before training."""
+    timed: bool = False
+    """Whether it measures time, so that its result depends on the machine."""
     of: str = "corpora"
     """The studies it applies to: `corpora` or `tasks`."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """What some of its numbers are, by path, for people who read claims about them."""
 
 
 def whole_number(argument: str, probe: str, what: str, usual: int, most: int) -> str:

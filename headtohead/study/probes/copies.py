@@ -59,4 +59,5 @@ PROBE = Probe(
     lambda text: whole_number(text, "copies", "windows", WINDOWS, 65536),
     "number of windows",
     amount=True,
+    words={"copied": f"nats per token after a match of {DEEP} or more tokens"},
 )

@@ -101,4 +101,9 @@ PROBE = Probe(
     "measured on this device",
     _measure,
     DecodeSpeed,
+    timed=True,
+    words={
+        "headline": f"decode tokens per second, {HEADLINE} window",
+        "bytes": "bytes of weights and cache",
+    },
 )

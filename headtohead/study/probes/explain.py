@@ -24,7 +24,7 @@ from __future__ import annotations
 from msgspec import UNSET, Struct, UnsetType, convert
 
 from headtohead.common.typed import Count, Number
-from headtohead.interpret.faithfulness import explain_model
+from headtohead.interpret.faithfulness import THRESHOLDS, explain_model
 from headtohead.study.probes.base import Found, Maybe, Probe, Subject, whole_number
 
 EXAMPLES = 2000
@@ -98,6 +98,22 @@ def _measure(subject: Subject, argument: str) -> Found:
     return convert(found.summary(), Explained)
 
 
+_ATTENTION = {"rollout": "attention rollout", "layer_mean": "attention averaged over heads"}
+_WORDS = {
+    f"explanations.{name}.{path}": f"{about}, {words}"
+    for name, words in _ATTENTION.items()
+    for path, about in {
+        **{
+            f"{key}.{percent}": f"percent of {of} examples with more than {percent} % on relevant tokens"
+            for key, of in (("confidence", "marked"), ("confidence_all", "all"))
+            for percent in THRESHOLDS
+        },
+        "comprehensiveness": "comprehensiveness",
+        "aopc_comprehensiveness": "comprehensiveness over several shares of tokens",
+        "above_chance.comprehensiveness": "comprehensiveness above chance",
+    }.items()
+}
+
 PROBE = Probe(
     f"where a run trained on a task attends, over {EXAMPLES:,} test examples: attention on relevant tokens, Attention "
     "Confidence, comprehensiveness and sufficiency, compared with gradient and chance",
@@ -105,6 +121,7 @@ PROBE = Probe(
     Explained,
     lambda text: whole_number(text, "explain", "examples", EXAMPLES, 10**6),
     "number of examples",
+    words=_WORDS,
     amount=True,
     of="tasks",
 )

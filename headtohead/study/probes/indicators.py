@@ -77,4 +77,8 @@ PROBE = Probe(
     lambda text: whole_number(text, "indicators", "windows", WINDOWS, 4096),
     "number of windows",
     amount=True,
+    words={
+        "mean.sink": "share of attention on the first token",
+        "log_largest_score": "logarithm of the largest score",
+    },
 )

@@ -53,4 +53,12 @@ PROBE = Probe(
     lambda text: whole_number(text, "projections", "windows", WINDOWS, 4096),
     "number of windows",
     amount=True,
+    words={
+        "mean.weights.kv": "cosine of the weights of K and V",
+        "kv_above_qk.weights": "cosine of the weights of K and V above that of Q and K",
+        "kv_above_qk.outputs": "cosine of K and V above that of Q and K",
+        "kv_above_qk.angles": "cosine of the principal angles of K and V above that of Q and K",
+        "mean.rank_share.k": "effective rank of K as a share of its width",
+        "mean.rank_share.v": "effective rank of V as a share of its width",
+    },
 )

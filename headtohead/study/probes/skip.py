@@ -94,4 +94,9 @@ PROBE = Probe(
     lambda text: whole_number(text, "skip", "tokens", TOKENS, 2**40),
     "number of tokens",
     amount=True,
+    words={
+        "variant.block.rise": "bits per byte more without the variant's blocks",
+        "standard.block.rise": "bits per byte more without the standard blocks",
+        "variant.attention.rise": "bits per byte more without the variant's attention",
+    },
 )

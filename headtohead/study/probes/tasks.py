@@ -68,4 +68,9 @@ PROBE = Probe(
     _check,
     "TASK,... or all; required",
     needs=lambda argument: chosen_tasks(argument.split(",")),
+    words={
+        "mean.accuracy": "mean accuracy",
+        "mean.above_chance": "mean accuracy above chance",
+        "tasks.lambada.accuracy": "accuracy on LAMBADA",
+    },
 )

@@ -104,7 +104,7 @@ def check_run(spec: RunSpec, execution: ExecutionSettings, layers: Sequence[Comp
             micro = execution.micro or micro_batch(size, batches.sequences, device)
             trial = trial_of(dataset, batches, size.context, training.precision, micro, device)
             return check_causality_halving(model, trial, shake=True)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frame = user_frame(error)
         if frame is None or out_of_memory(error):  # its runs may fail the same way and are recorded as failed
             return _unchecked(first_line(error))

@@ -8,7 +8,6 @@ from headtohead.common.errors import UnreadableFile
 from headtohead.study.environment import commit
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.plan.plan import Plan
-from headtohead.study.run.scoring import missing_probes
 from headtohead.study.store.programs import user_files
 from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_store import Store, set_aside
@@ -87,7 +86,7 @@ def unprobed_note(store: Store, known: dict[str, RunResult], probes: tuple[str, 
     for run_id, result in known.items() if probes else ():
         run = store.run(run_id)
         if result.status == "done" and not run.weights.is_file():
-            missing = missing_probes(run, probes)
+            missing = run.missing_probes(probes)
             count += bool(missing)
             lacking |= dict.fromkeys(missing)
     if not count:

@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import save
 
-from headtohead.common.errors import DamagedFile, UserError
+from headtohead.common.errors import UserError
 from headtohead.common.files import digest_file
 from headtohead.common.progress import part_of
 from headtohead.common.stop import Stop, Stopped
@@ -101,21 +101,9 @@ def finish(
     return result.status
 
 
-def missing_probes(run: RunDirectory, probes: Sequence[str]) -> list[str]:
-    """Return the probes that have not been taken on the run; a damaged file counts as not taken."""
-    found = []
-    for name in probes:
-        try:
-            if run.probe(name) is None:
-                found.append(name)
-        except DamagedFile:
-            found.append(name)
-    return found
-
-
 def is_done(run: RunDirectory, probes: Sequence[str]) -> bool:
     """Return whether the run has its result and every one of these probes that can be taken."""
-    return run.finished() and not (probes and run.weights.is_file() and missing_probes(run, probes))
+    return run.finished() and not (probes and run.weights.is_file() and run.missing_probes(probes))
 
 
 def take_probes(

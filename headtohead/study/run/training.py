@@ -35,7 +35,6 @@ from headtohead.study.run.scoring import (
     brief,
     finish,
     measuring,
-    missing_probes,
     take_probes,
 )
 from headtohead.study.store.result import RunResult, Status
@@ -289,18 +288,18 @@ class TrainingPass:
             outcome,
             changes=row.changes,
             rows=count if row.spec.stacked else 0,
-            keep_weights=self.execution.keep_weights,
+            keep_weights=self.execution.keep_weights or bool(self.probes),
             stop=self.stop,
             emit=self.emit,
         )
         if status == "done":
-            missing = missing_probes(row.run, self.probes)
+            missing = row.run.missing_probes(self.probes)
             self._probe(row.spec, row.run, row.trainer.model, row.dataset, missing)
         return status
 
     def _probe_finished(self, spec: RunSpec) -> str:
         run = self.store.run(spec.id)
-        if missing := missing_probes(run, self.probes):
+        if missing := run.missing_probes(self.probes):
             with _external_errors():
                 model = restore(run, spec, self._layers(spec)).to(self.device)
             self._probe(spec, run, model, self._dataset(spec), missing)
@@ -309,8 +308,11 @@ class TrainingPass:
     def _probe(
         self, spec: RunSpec, run: RunDirectory, model: Decoder, dataset: Dataset, missing: list[str]
     ) -> None:
+        """Take the missing probes; weights that were kept for them alone are deleted after the last one."""
         data_dir = self.execution.data_dir
         take_probes(run, spec, model, dataset, data_dir, missing, self.stop, self.emit)
+        if not self.execution.keep_weights and not run.missing_probes(self.probes):
+            run.delete_weights()
 
     def _dataset(self, spec: RunSpec) -> Dataset:
         with _external_errors():
@@ -324,7 +326,7 @@ def may_record(spec: RunSpec, layers: Sequence[Composed]) -> bool:
     compared with eager ones are allowed. Under length = time the seconds per step were measured without a graph.
     """
     return not spec.length.startswith("time") and all(
-        term.verified for composed in layers for term in composed.terms
+        not term.user_code for composed in layers for term in composed.terms
     )
 
 

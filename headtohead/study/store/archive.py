@@ -144,7 +144,7 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
         rows = _unpack(source, staging)
         runs = [RunDirectory(path) for path in sorted(staging.iterdir())]
         for run in runs:
-            _check_run(run)
+            check_run(run)
         store.make()
         with History.changing(store.path) as history:
             known = sum(_add_run(store.run(run.id), run) for run in runs)
@@ -201,8 +201,8 @@ def _check_newer(path: Path) -> None:
             read_document(path)
 
 
-def _check_run(run: RunDirectory) -> None:
-    """Raise UserError if a run of an archive is incomplete, damaged, or does not match its id."""
+def check_run(run: RunDirectory) -> None:
+    """Raise UserError if a finished run is incomplete, damaged, or does not match its id."""
     try:
         spec, result = run.spec(), run.result()
         problem = "no result.json" if result is None else validate_match(spec, result)

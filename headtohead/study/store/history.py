@@ -2,7 +2,8 @@
 
 A verdict is weaker if seeds, arms or settings were changed after results could be seen. Each start of a study whose plan
 differs from the last one appends a row `plan`, with the contests that had results by then. Each report whose comparisons
-differ from the last one appends a row `report`. Each import appends a row `import`.
+differ from the last one appends a row `report`. Each import appends a row `import`, and runs copied from another study a row
+`copy`.
 """
 
 from __future__ import annotations
@@ -86,8 +87,16 @@ class ImportEvent(Struct, frozen=True, tag_field="event", tag="import"):
     """Whether the imported file had a history."""
 
 
-Event = PlanEvent | ReportEvent | ImportEvent
-Kind = TypeVar("Kind", PlanEvent, ReportEvent, ImportEvent)
+class CopyEvent(Struct, frozen=True, tag_field="event", tag="copy"):
+    """Runs of another study that were copied instead of trained."""
+
+    study: str
+    runs: list[str]
+    """Their ids."""
+
+
+Event = PlanEvent | ReportEvent | ImportEvent | CopyEvent
+Kind = TypeVar("Kind", PlanEvent, ReportEvent, ImportEvent, CopyEvent)
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,8 @@ class Marks:
     """By contest: p values of comparisons that were reported and are no longer in the study."""
     notes: tuple[str, ...] = ()
     """Notes that apply to every verdict."""
+    copied: Mapping[str, str] = field(default_factory=dict)
+    """By run id: the study from which a run was copied."""
 
 
 NO_MARKS = Marks()
@@ -166,6 +177,10 @@ class History:
         if runs:
             self._append(ImportEvent(file, runs, bool(rows)))
 
+    def copied(self, study: str, runs: list[str]) -> None:
+        """Append a copy of runs, given by id, of another study."""
+        self._append(CopyEvent(study, runs))
+
     def marks(self, manifest: Manifest) -> Marks:
         """Return the qualifications of the verdicts under the current plan."""
         plans = self._events(PlanEvent)
@@ -175,7 +190,7 @@ class History:
         if self.damaged:
             notes.append(f"the study's history is damaged: {self.damaged} rows are unreadable")
         if not plans:
-            return Marks(notes=tuple(notes))
+            return Marks(notes=tuple(notes), copied=self.origins())
         added_seeds: set[int] = set()
         added_arms: set[tuple[str, str]] = set()
         for contest in {contest.title for contest in manifest.contests()}:
@@ -199,7 +214,16 @@ class History:
             planned.primary,
             self._dropped(manifest),
             tuple(notes),
+            self.origins(),
         )
+
+    def origins(self) -> dict[str, str]:
+        """Return the runs that were copied, each with the study it was first copied from."""
+        found: dict[str, str] = {}
+        for event in self._events(CopyEvent):
+            for run in event.runs:
+                found.setdefault(run, event.study)
+        return found
 
     def _dropped(self, manifest: Manifest) -> dict[str, tuple[float, ...]]:
         latest: dict[str, dict[frozenset[str], float]] = {}

@@ -106,6 +106,8 @@ class Rate(Stored):
     """Whether the arm's best rate is at the edge of the grid."""
     context: str = ""
     """Tokens in a window, if the study has several contexts."""
+    seeds: int = 1
+    """Runs at this rate; the score is their mean."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,11 @@ class Manifest(Stored):
         """Return the gate's findings for an arm before training; empty for arms without user code."""
         found = (row for row in self.checks if row.label == label and row.contest == contest)
         return next(found, Check(label, contest))
+
+    def rates(self, contest: Contest) -> list[Rate]:
+        """Return every learning rate tried for a contest; its branches share them."""
+        place = (contest.corpus, contest.size, contest.shape, contest.context)
+        return [rate for rate in self.tuning if (rate.corpus, rate.size, rate.shape, rate.context) == place]
 
     def contests(self) -> list[Contest]:
         """Return the contests in order."""

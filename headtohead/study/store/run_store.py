@@ -315,6 +315,17 @@ class RunDirectory:
             pass
         raise DamagedFile(f"damaged file {path}: not a valid result of probe {name}")
 
+    def missing_probes(self, names: Sequence[str]) -> list[str]:
+        """Return the probes that have not been taken; a damaged file counts as not taken."""
+        found = []
+        for name in names:
+            try:
+                if self.probe(name) is None:
+                    found.append(name)
+            except DamagedFile:
+                found.append(name)
+        return found
+
     def keep_probe(self, name: str, found: Found) -> None:
         """Write the result of a probe."""
         path = self.probe_path(name)
@@ -351,6 +362,11 @@ class RunDirectory:
         self.checkpoints.mkdir(exist_ok=True)
         write_atomic(self.weights.with_suffix(".sha256"), digest(content) + "\n")
         write_atomic(self.weights, content)
+
+    def delete_weights(self) -> None:
+        """Delete the trained weights and their checksum."""
+        for path in (self.weights, self.weights.with_suffix(".sha256")):
+            path.unlink(missing_ok=True)
 
     def check_weights_unchanged(self) -> None:
         """Raise DamagedFile if the weights do not match their checksum."""

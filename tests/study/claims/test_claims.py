@@ -14,12 +14,18 @@ import headtohead as h2h
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
+from headtohead.papers.faster_qk.findings import CHECKS
+from headtohead.papers.faster_qk.work import Toy
 from headtohead.study.claims import ClaimResult, judge_claims
+from headtohead.study.claims.numbers import ProbeNumber
 from headtohead.study.claims.paper import SCALES, Paper, find_paper, read_paper
+from headtohead.study.claims.toy import ToyCheck, ToyOrder
 from headtohead.study.config.spec import build_study
 from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.verdict import study_verdicts
-from headtohead.study.store.manifest import Contest, Entry, Manifest
+from headtohead.study.probes import PROBES
+from headtohead.study.store.history import NO_MARKS, Marks
+from headtohead.study.store.manifest import Contest, Entry, Manifest, Rate
 from headtohead.study.store.result import RunResult
 from headtohead.training.circuit_rates import assign
 from tests.results import run_result
@@ -36,6 +42,7 @@ FIELDS = [
     "reason",
     "run",
     "criteria",
+    "marks",
 ]
 FILE = """
 [study]
@@ -71,6 +78,8 @@ def judged(
     scale: str = "small",
     diverged: str = "",
     stretch: float = 0.0,
+    marks: Marks = NO_MARKS,
+    tuning: tuple[Rate, ...] = (),
     **means: list[float],
 ) -> ClaimResult:
     """Return the claim judged from synthetic runs: per arm, its mean difference from the baseline at each size."""
@@ -93,23 +102,35 @@ def judged(
                 done = run_result(test={"bits_per_byte": value, "blocks": [[value, 1.0]]})
                 results[run] = run_result("diverged") if run == diverged else done
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
-    manifest = Manifest("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
-    (found,) = judge_claims(paper, scale, {"study": Analysis(manifest, study_verdicts(manifest, results))})
+    manifest = Manifest("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries), tuning=tuning)
+    (found,) = judge_claims(
+        paper, scale, {"study": Analysis(manifest, study_verdicts(manifest, results, marks))}
+    )
     return found
+
+
+def test_a_claim_has_the_marks_of_the_verdicts_that_it_is_judged_by(tmp_path: Path) -> None:
+    criteria = "{kind = 'difference', arm = 'a', expect = 'better'}"
+    means = {"a": [-0.05, -0.05], "b": [0.0, 0.0]}
+    changed = Marks(notes=("settings were changed after results existed: lr",))
+    found = judged(tmp_path, criteria, marks=changed, **means)
+    assert found.marks == ["settings were changed after results existed: lr"]
+    assert found.reason.endswith("marked: settings were changed after results existed: lr")
+    assert judged(tmp_path, criteria, **means).marks == []
 
 
 def test_the_five_papers_are_complete() -> None:
     for name, count in PAPERS.items():
         paper = read_paper(find_paper(name))
         assert [claim.id for claim in paper.claims] == [f"{name}.{number}" for number in range(1, count + 1)]
-        assert set(paper.scales) == set(SCALES)
+        assert set(paper.scales) == set(SCALES) - ({"tiny"} if name == "faster_qk" else set())
         assert all(claim.statement and claim.published for claim in paper.claims)
 
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_arm_of_a_paper_builds_at_every_scale(name: str) -> None:
     paper = read_paper(find_paper(name))
-    for settings in (values for scale in SCALES for values in paper.studies(scale).values()):
+    for settings in (values for scale in paper.scales for values in paper.studies(scale).values()):
         spec = build_study(settings)
         for arm in spec.arms:
             size = spec.size(spec.sizes[0], arm)
@@ -185,8 +206,10 @@ def test_a_change_over_sizes(tmp_path: Path) -> None:
     found = judged(tmp_path, part, a=[0.05, 0.02], b=[0.0, 0.0])
     assert (found.direction, found.size, found.scale) == ("supported", "supported", "reduced scale")
     assert judged(tmp_path, part, a=[0.02, 0.05], b=[0.0, 0.0]).direction == "contradicted"
+    either = part.replace('"1m"', '["5m", "1m"]')
+    assert judged(tmp_path, either, a=[0.05, 0.02], b=[0.0, 0.0]).direction == "supported"
     assert "1m" in judged(tmp_path, part, "paper", a=[0.05], b=[0.0]).reason
-    assert judged(tmp_path, part, "paper", a=[0.05], b=[0.0]).scale == "not run"
+    assert judged(tmp_path, part, "paper", a=[0.05], b=[0.0]).scale == "not tested"
 
 
 @pytest.mark.parametrize(
@@ -248,7 +271,7 @@ def test_an_open_criterion_gives_its_reason(tmp_path: Path) -> None:
     assert (found.direction, found.size, found.scale, found.reason) == (
         "open",
         "open",
-        "not run",
+        "not tested",
         "needs GLUE",
     )
 
@@ -328,8 +351,8 @@ def test_reproduce_runs_judges_and_resumes(
     assert again.study.summary.done == 0
     assert [claim.as_dict() for claim in again.claims] == rows
     paper: Paper = read_paper(path)
-    with pytest.raises(UserError, match="unknown scale 'tiny'"):
-        paper.settings("tiny")
+    with pytest.raises(UserError, match="unknown scale 'large'"):
+        paper.settings("large")
 
 
 def judged_over_contexts(
@@ -384,7 +407,7 @@ def test_a_trend_is_judged_by_the_slope_per_doubling(
 def test_a_trend_through_two_values_is_open(tmp_path: Path) -> None:
     criterion = "{kind = 'trend', arm = 'a', over = 'context', expect = 'lower'}"
     found = judged_over_contexts(tmp_path, criterion, -0.01, (32, 64))
-    assert (found.direction, found.scale) == ("open", "not run")
+    assert (found.direction, found.scale) == ("open", "published scale")
     assert "a trend needs 3 or more values of context, got 2" in found.reason
 
 
@@ -416,12 +439,24 @@ def test_the_claims_about_trends_and_equal_time_can_be_decided() -> None:
         paper = read_paper(find_paper(name))
         (claim,) = (claim for claim in paper.claims if claim.id == f"{name}.{number}")
         assert "open" not in {criterion.kind for criterion in claim.criteria}
-        for scale in ("small", "paper"):
+        for scale in ("tiny", "small", "paper"):
             for criterion in claim.criteria:
                 spec = build_study(paper.settings(scale, criterion.study))
                 values = {"context": spec.contexts, "tokens_per_parameter": spec.branches, "size": spec.sizes}
                 assert criterion.kind != "trend" or len(values[criterion.over]) >= 3
                 assert set(criterion.place.get("length", ())) <= set(spec.lengths)
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small"])
+def test_claims_about_corpora_find_them_at_every_scale_that_runs_them(scale: str) -> None:
+    paper = read_paper(find_paper("coupled"))
+    corpora = build_study(paper.settings(scale, "corpora")).corpora
+    criteria = [
+        part for claim in paper.claims for part in claim.criteria if getattr(part, "study", "") == "corpora"
+    ]
+    assert len(criteria) == 3
+    for criterion in criteria:
+        assert all(set(place["corpus"]) & set(corpora) for place in criterion.places)
 
 
 def test_each_data_set_of_faster_qk_is_judged_at_its_published_threshold() -> None:
@@ -448,7 +483,7 @@ def test_the_published_kernel_is_judged_with_delay_and_harmonics() -> None:
         ("difference", "delay and harmonics"),
         ("probe", "delay and harmonics"),
     }
-    for scale in SCALES:
+    for scale in paper.scales:
         spec = build_study(paper.settings(scale))
         (arm,) = (arm for arm in spec.arms if arm.label == "delay and harmonics")
         assert "successor=mix" in arm.text
@@ -456,15 +491,46 @@ def test_the_published_kernel_is_judged_with_delay_and_harmonics() -> None:
         assert any(probe.partition(":")[0] == "copies" for probe in spec.probes)
 
 
+@pytest.mark.parametrize("scale", ["tiny", "small"])
 @pytest.mark.parametrize("name", ["coupled", "sharing", "deconstructed", "kuramoto"])
-def test_every_judged_study_at_scale_small_has_five_seeds_or_more(name: str) -> None:
+def test_every_judged_study_is_tuned_and_has_five_seeds_or_more(name: str, scale: str) -> None:
     paper = read_paper(find_paper(name))
     used = {getattr(part, "study", "") for claim in paper.claims for part in claim.criteria}
-    for study in used & set(paper.studies("small")):
-        assert len(build_study(paper.settings("small", study)).seeds) >= 5, study
+    for study in used & set(paper.studies(scale)):
+        spec = build_study(paper.settings(scale, study))
+        assert len(spec.seeds) >= 5, study
+        assert spec.tune is not None, study
 
 
-def probed(folder: Path, criteria: str, **values: list[float]) -> ClaimResult:
+EDGE = "the best learning rate of {} is at the edge of the grid"
+
+
+@pytest.mark.parametrize(("against", "marked"), [("", ["a", "standard"]), (', against = "b"', ["a", "b"])])
+def test_a_claim_has_the_marks_of_the_arms_that_it_compares(
+    tmp_path: Path, against: str, marked: list[str]
+) -> None:
+    rates = tuple(
+        Rate("file:x", size, "as_is", label, 1e-3, 2.0, chosen=True, edge=True)
+        for size in ("nano", "1m")
+        for label in LABELS
+    )
+    part = f'{{kind = "difference", arm = "a"{against}, expect = "better"}}'
+    shift = [-0.1, -0.1]
+    found = judged(tmp_path, part, marks=Marks(notes=("changed",)), tuning=rates, a=shift, b=shift)
+    assert sorted(found.marks) == ["changed", *(EDGE.format(label) for label in marked)]
+
+
+def test_a_claim_about_the_baseline_alone_has_the_marks_of_its_study(tmp_path: Path) -> None:
+    part = SINK.replace('"a"', '"standard"') + ', compare = "value", expect = "higher"}'
+    marks = Marks(notes=("changed",), added_arms=frozenset({("x, nano, shape as_is, length tokens", "a")}))
+    assert (
+        "this arm was added after results existed"
+        in probed(tmp_path, SINK + ', expect = "lower"}', marks, a=LOW).marks
+    )
+    assert probed(tmp_path, part, marks, standard=HIGH).marks == ["changed"]
+
+
+def probed(folder: Path, criteria: str, marks: Marks = NO_MARKS, **values: list[float]) -> ClaimResult:
     """Return the claim judged from a probe's number for five synthetic seeds; arms that are not given have none."""
     paper = read_paper(written(folder, criteria))
     spec = build_study(paper.settings("paper"))
@@ -486,7 +552,7 @@ def probed(folder: Path, criteria: str, **values: list[float]) -> ClaimResult:
                 return None
             return {"mean": {"sink": values[label][int(seed) - 1], "base": 0.2}}
 
-    finished = Probed(manifest, study_verdicts(manifest, results))
+    finished = Probed(manifest, study_verdicts(manifest, results, marks), results)
     (claim,) = judge_claims(paper, "paper", {"study": finished})
     return claim
 
@@ -520,13 +586,27 @@ def test_a_probes_number_decides_a_claim(tmp_path: Path, rest: str, direction: s
     found = probed(tmp_path, SINK + rest, standard=HIGH, a=LOW)
     assert (found.direction, found.size) == (direction, size), found.reason
     assert found.measured[0]["n"] == 5
-    assert "mean.sink (indicators)" in found.measured[0]["unit"]
+    assert "share of attention on the first token (indicators)" in found.measured[0]["unit"]
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_numbers_of_probes_in_claims_have_words(name: str) -> None:
+    criteria = [part for claim in read_paper(find_paper(name)).claims for part in claim.criteria]
+    paths = {(part.probe.partition(":")[0], part.path) for part in criteria if isinstance(part, ProbeNumber)}
+    assert {path for probe, path in paths if path not in PROBES[probe].words} == set()
 
 
 def test_a_probe_that_was_not_taken_leaves_a_claim_open(tmp_path: Path) -> None:
     found = probed(tmp_path, SINK + ', expect = "lower"}', standard=HIGH)
     assert (found.direction, found.scale) == ("open", "not run")
     assert "probe indicators was not taken" in found.reason
+
+
+def test_a_probe_that_the_scale_does_not_take_is_not_tested(tmp_path: Path) -> None:
+    part = '{kind = "probe", probe = "projections", path = "mean.weights.kv", arm = "a", expect = "lower"}'
+    found = probed(tmp_path, part, standard=HIGH, a=LOW)
+    assert (found.direction, found.scale) == ("open", "not tested")
+    assert found.reason == "probe projections is not part of scale paper"
 
 
 def test_probe_criteria_are_adjusted_together(tmp_path: Path) -> None:
@@ -610,3 +690,11 @@ def test_a_malformed_study_leaves_only_its_own_criteria_open(tmp_path: Path) -> 
     (found,) = judge_claims(paper, "paper", {"study": Analysis(manifest, broken)})
     assert [one["direction"] for one in found.criteria] == ["open", "supported"]
     assert "study study cannot be judged: ValueError" in found.reason
+
+
+def test_a_toy_that_was_stopped_is_not_run_and_one_without_the_numbers_is_not_tested() -> None:
+    check = ToyCheck(checks=(next(iter(CHECKS)),))
+    order = ToyOrder(quantity="alpha", order=("FAFO", "FACO"), losses=(0.1,))
+    for left, scale in ((3, "not run"), (0, "not tested")):
+        toy = Toy([], left, [], {}, [])
+        assert {part.outcome(toy, False).scale for part in (check, order)} == {scale}

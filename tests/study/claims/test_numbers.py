@@ -151,6 +151,7 @@ def test_a_run_that_never_reaches_the_loss_and_missing_curves_leave_the_claim_op
     found = judged(tmp_path, part, curves={"standard": falling(1.0), "a": falling(2.0)})
     assert found.direction == "open"
     assert "5 of 5 runs do not reach the final loss of the other arm" in found.reason
+    assert found.scale == "published scale", "no run is missing"
     assert judged(tmp_path, part).scale == "not run"
 
 

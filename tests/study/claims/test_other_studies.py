@@ -16,7 +16,7 @@ from headtohead.study.claims.paper import find_paper, read_paper
 from headtohead.study.config.spec import build_study
 from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.verdict import study_verdicts
-from headtohead.study.store.manifest import Contest, Entry, Manifest, Measure
+from headtohead.study.store.manifest import Contest, Entry, Manifest, Measure, Rate
 from headtohead.study.store.result import RunResult
 from tests.results import run_result
 
@@ -66,6 +66,7 @@ def judged(
     criterion: str = REPAIRS,
     lost: str = "",
     guessed: dict[str, float] | None = None,
+    tuning: tuple[Rate, ...] = (),
 ) -> ClaimResult:
     """Return the claim judged from synthetic runs: `gains` is b - a by task, and a equals standard (0.4).
 
@@ -88,7 +89,10 @@ def judged(
     measures = dict.fromkeys(gains, Measure("accuracy", "higher", 0.01))
     lines = {task: {"chance": 0.1, "majority class": value} for task, value in (guessed or {}).items()}
     manifest = Manifest(
-        "p", arms, "standard", "a", 0.01, (1, 2, 3, 4, 5), tuple(entries), references=lines, measures=measures
+        *("p", arms, "standard", "a", 0.01, (1, 2, 3, 4, 5), tuple(entries)),
+        references=lines,
+        measures=measures,
+        tuning=tuning,
     )
     (found,) = judge_claims(paper, scale, {"lists": Analysis(manifest, study_verdicts(manifest, results))})
     return found
@@ -111,6 +115,14 @@ def test_the_mean_of_the_tasks_decides(
     assert found.measured[0]["difference"] == pytest.approx(sum(gains.values()) / 2)
     assert found.measured[0]["unit"] == "accuracy"
     assert "mean of 2 tasks" in found.reason
+
+
+def test_a_claim_about_the_mean_of_tasks_has_the_marks_of_all_tasks(tmp_path: Path) -> None:
+    last = list(EVEN)[-1]
+    rate = Rate(last, "nano", "as_is", "b", 1e-3, 0.5, chosen=True, edge=True)
+    found = judged(tmp_path, EVEN, tuning=(rate,))
+    assert found.marks == ["the best learning rate of b is at the edge of the grid"]
+    assert found.measured[0]["corpus"] == ", ".join(EVEN)
 
 
 @pytest.mark.parametrize(
@@ -222,9 +234,13 @@ def test_smoke_diverged_runs_and_missing_scales_decide_nothing(tmp_path: Path) -
     found = judged(tmp_path, EVEN, lost="recall/b/2")
     assert (found.direction, "1 runs diverged" in found.reason) == ("open", True)
     paper = read_paper(tmp_path / "p.toml")
-    for scale, reason in (("paper", "is not part of scale paper"), ("small", "has not been run")):
+    missing = (
+        ("paper", "not tested", "is not part of scale paper"),
+        ("small", "not run", "has not been run"),
+    )
+    for scale, state, reason in missing:
         (claim,) = judge_claims(paper, scale, {})
-        assert (claim.scale, claim.reason) == ("not run", f"study lists {reason}")
+        assert (claim.scale, claim.reason) == (state, f"study lists {reason}")
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import headtohead as h2h
+from headtohead.api.study import plain
 from headtohead.common.errors import UserError
+from headtohead.mechanisms.contract.score import Score
 from headtohead.study.config.folder import default_folder
 from headtohead.study.config.spec import build_study, read_study
 from tests.fuzz import damaged, fuzz
 
 ARMS = ["standard", "sharing:tie=kv"]
+
+
+def print_nothing() -> None:
+    """A function that is no score function."""
 
 
 def test_defaults_are_five_paired_seeds_against_the_first_arm() -> None:
@@ -40,6 +47,33 @@ def test_an_arm_may_be_a_table_with_settings_of_its_own() -> None:
     assert spec.size("nano", base).settings.dropout == 0.0
 
 
+def halved(factor: float = 2.0) -> Score:
+    @h2h.score
+    def half(s, head, i, j):  # type: ignore[no-untyped-def]
+        return s / factor
+
+    return half
+
+
+def test_an_arm_may_be_a_score_function() -> None:
+    half = halved()
+    for arms in (["standard", half], ["standard", {"arm": half, "lr": 0.01}]):
+        assert [arm.label for arm in build_study({"arms": arms}).arms] == ["standard", "half"]
+    assert (
+        build_study({"arms": half}).arms[0].layout.pattern[0].base.options.function.function is half.function
+    )
+    study = h2h.Study(arms=half)
+    assert plain(study.values)["arms"] == "half"
+
+
+def test_two_mechanisms_with_one_name_are_rejected() -> None:
+    words = "two arms are different mechanisms called 'half'; put them into a file under two names"
+    with pytest.raises(UserError, match=words):
+        build_study({"arms": [halved(), {"arm": halved(3.0), "name": "third"}]})
+    with pytest.raises(UserError, match="'half' is given twice"):
+        build_study({"arms": [halved(), halved()]})
+
+
 def test_the_baseline_is_named_by_text_or_label() -> None:
     for name in ("sharing:tie=kv", "(Q, K=V)"):
         spec = build_study({"arms": ARMS, "baseline": name})
@@ -59,6 +93,12 @@ def test_equal_labels_are_made_distinct() -> None:
         ({}, "needs arms"),
         ({"arms": []}, "needs arms"),
         ({"arms": [3]}, "an arm is a string"),
+        ({"arms": [len]}, "a score function, or a table with 'arm' and its own settings; got <built-in"),
+        (
+            {"arms": [print_nothing]},
+            "print_nothing is a function; race it with @headtohead.score above",
+        ),
+        ({"arms": [["x" * 500]]}, r"got \['x{70,80}$"),
         ({"arms": ["standard", "standard"]}, "given twice"),
         ({"arms": [{"name": "x"}]}, "an arm is a string"),
         ({"arms": [{"arm": "standard", "corpus": "x"}]}, "setting of arm"),
@@ -216,3 +256,10 @@ def test_numbers_out_of_range_are_rejected_by_name(settings: dict[str, Any], mes
 )
 def test_a_name_is_one_directory_below_races(name: str, folder: str) -> None:
     assert default_folder(build_study({"arms": ARMS, "name": name})) == Path("races") / folder
+
+
+def test_a_study_without_a_name_is_stored_by_its_arms_and_datasets() -> None:
+    given = {"arms": ["standard", "even(prefix_mean)"], "corpus": "first:9M/100k(file:/data/b.txt)"}
+    assert default_folder(build_study(given)) == Path(
+        "races/standard-even_prefix_mean-on-first_9M_100k_b.txt"
+    )

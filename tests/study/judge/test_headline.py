@@ -41,7 +41,21 @@ def row(label: str, verdict: str, **settings: Any) -> Verdict:
         ),
         (
             [row("a", "better"), row("a", "undecided", size="1m")],
-            "a beat standard in 1 of 2 contests: 1 undecided.",
+            "a beat standard in 1 of 2 contests; other comparisons: 1 undecided.",
+        ),
+        (
+            [row("a", "better"), row("a", "better", size="1m")],
+            "a beat standard in both contests.",
+        ),
+        (
+            [row(name, "better", size=size) for name, size in ("ax", "bx", "by", "cy")]
+            + [row("a", "worse", size="y"), row("c", "worse", size="x")],
+            "b beat standard in both contests, a and c in 1 of them each; other comparisons: 2 worse.",
+        ),
+        (
+            [row(name, "better", size=size) for name, size in ("ax", "bx", "by")]
+            + [row("a", "worse", size="z")],
+            "a and b beat standard in 1 to 2 of 3 contests each; other comparisons: 1 worse.",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,4 +102,8 @@ def test_sensitivity_to_the_rate_is_the_worse_neighbor() -> None:
     assert rate_rise(tuned(2.5, 2.0, 2.1, 9.0), CONTEST, "a") == pytest.approx(0.5)
     assert rate_rise(tuned(None, 2.0, 2.1), CONTEST, "a") == pytest.approx(0.1)
     assert rate_rise(tuned(2.0), CONTEST, "a") is None
+    both = tuned(2.5, 2.0, 2.1).tuning
+    other = tuple(replace(rate, context="64", score=(rate.score or 0.0) + 9.0) for rate in both)
+    contexts = replace(tuned(1.0), tuning=(*both, *other))
+    assert rate_rise(contexts, CONTEST, "a") == pytest.approx(0.5), "rates of another context are others"
     assert rate_rise(tuned(2.0, 2.1), CONTEST, "b") is None

@@ -223,15 +223,18 @@ def test_a_claim_can_compare_two_settings_of_the_dial(folder: Path, dials: list[
     paper = read_paper(find_paper("coupled"))
     claim = next(claim for claim in paper.claims if claim.id == "coupled.14")
     (criterion,) = claim.criteria
-    assert set(criterion.values) <= set(paper.studies("small")[criterion.study]["corpus"])
+    for scale in ("tiny", "small"):
+        corpora = paper.studies(scale)[criterion.study]["corpus"]
+        assert [len(set(names) & set(corpora)) for names in criterion.values] == [1, 1]
     assert criterion.expect == "lower"
     result = open_study(folder)
     changed = dataclasses.replace(
-        claim, criteria=(dataclasses.replace(criterion, arm="coupled", values=tuple(dials)),)
+        claim,
+        criteria=(dataclasses.replace(criterion, arm="coupled", values=tuple((dial,) for dial in dials)),),
     )
     paper = dataclasses.replace(paper, claims=(claim, changed))
     there, here = judge_claims(paper, "small", {criterion.study: result.analysis})
-    assert there.scale == "not run"
+    assert there.scale == "not tested"
     assert here.scale == "reduced scale"
     low, high = (row.difference or 0 for row in result.verdicts if row.arm == "coupled")
     assert here.measured[0]["difference"] == pytest.approx(high - low)

@@ -13,9 +13,10 @@ from headtohead import Study, forecast, open_study
 from headtohead.api.runner import RunSettings, StudyRunner
 from headtohead.common.errors import UserError
 from headtohead.common.schema import write_document
-from headtohead.study.config.spec import build_study
+from headtohead.study.config.spec import StudySpec, Tune, build_study
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.population import TUNING
+from headtohead.study.plan.tuning import frozen_tuning, grid_spec
 from headtohead.study.store.run_store import Store
 
 SMALL = {"arms": ["standard", "diagonal"], "batch": 256, "seeds": 2}
@@ -54,6 +55,47 @@ def test_each_arm_is_trained_at_its_own_best_rate_and_nothing_is_tuned_twice(
     assert open_study(tmp_path).manifest.tuning == rows
     if find_spec("altair"):
         assert "Learning-rate tuning" in (tmp_path / "report.html").read_text()
+
+
+def test_rates_of_a_lock_that_does_not_state_the_seeds_of_its_trials_have_those_of_the_study(
+    tmp_path: Path,
+) -> None:
+    tune = Tune((1e-3, 2e-3, 4e-3), seeds=3)
+    row = {"corpus": "x", "size": "nano", "shape": "as_is", "label": "standard", "lr": 1e-3, "score": 2.0}
+    rows = [row | {"chosen": True, "edge": False}]
+    write_document(tmp_path / "study.lock.json", {"plans": {}, "tuning": {"key": rows}})
+    found = frozen_tuning(tmp_path, "key", tune)
+    assert found is not None
+    assert [rate.seeds for rate in found.rows] == [3]
+    assert frozen_tuning(tmp_path, "another", tune) is None
+
+
+def test_without_tokens_every_trial_has_the_length_of_the_run_that_is_judged(story: Path) -> None:
+    longer = {"arm": "diagonal", "name": "longer", "tokens": 7680}
+    spec = build_study(
+        {
+            **SMALL,
+            "corpus": f"file:{story}",
+            "arms": ["standard", longer],
+            "tokens": 5120,
+            "tune": {"lr": [1e-3, 2e-3, 4e-3]},
+        }
+    )
+    grid = grid_spec(spec, (1e-3,))
+    assert {arm.label: spec.train_settings(arm).tokens for arm in spec.arms} == {
+        "standard": 5120,
+        "longer": 7680,
+    }
+    assert [grid.train_settings(arm).tokens for arm in grid.arms] == [5120, 7680]
+    sizes = build_study({"size": ["nano", "1m"], "arms": ["standard"], "tune": {"lr": [1e-3, 2e-3, 4e-3]}})
+    judged, tried = _lengths(sizes), _lengths(grid_spec(sizes, (1e-3,)))
+    assert judged["nano"] < judged["1m"]
+    assert tried == judged, "not the length of the first size for all"
+
+
+def _lengths(spec: StudySpec) -> dict[str, int]:
+    arm = spec.arms[0]
+    return {name: spec.train_settings(arm, spec.size(name, arm)).tokens for name in spec.sizes}
 
 
 @pytest.mark.slow

@@ -122,7 +122,7 @@ def test_a_numbered_gpu_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Processes:
-    """Stands in for worker processes: records how they are started, and lets some die at once."""
+    """Replaces worker processes: records how they are started, and lets some die at once."""
 
     def __init__(self, dying: set[int]) -> None:
         self.dying = dying

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -333,6 +334,25 @@ def test_a_class_passed_in_python_trains_in_this_process(story: Path, tmp_path: 
     result = study(story, arms=["standard", wrapped], seeds=1).run(tmp_path, workers=2, quiet=True)
     assert [row.label for row in result.verdicts] == ["pointwise"]
     assert result.verdicts[0].n == 1
+
+
+def test_a_score_function_of_a_file_trains_in_other_processes(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "user_scores.py").write_text(
+        "import headtohead as h2h\n\n\ndef make(factor):\n    @h2h.score\n    def scaled(s, head, i, j):\n"
+        "        return s * factor\n\n    return scaled\n\n\nhalf = make(0.5)\nsame = make(1.0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "user_scores", None)  # absent again after the test
+    del sys.modules["user_scores"]
+    file = importlib.import_module("user_scores")
+    given = study(story, arms=["standard", file.half, file.same])
+    assert all(arm.layout.portable for arm in given.spec.arms)
+    result = given.run(tmp_path / "out", workers=2, quiet=True)
+    assert [(row.label, row.n) for row in result.verdicts] == [("half", 2), ("same", 2)]
+    half, same = (abs(row.difference or 0.0) for row in result.verdicts)
+    assert same < half / 10
 
 
 def test_the_result_converts_to_pandas_html_and_sentences(finished: Path) -> None:

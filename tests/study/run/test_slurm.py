@@ -27,7 +27,7 @@ from headtohead.study.run.execute import Summary, _interruptible
 from headtohead.study.run.slurm import TaskResources, check_shared, slurm_seconds
 from headtohead.study.store.run_store import Store
 from tests import processes
-from tests.results import run_result
+from tests.results import run_result, stored
 from tests.slurm_stand_in import JOB, Slurm
 
 SMALL: dict[str, Any] = {"arms": ["standard", "diagonal"], "tokens": 512, "batch": 256, "seeds": 2}
@@ -529,15 +529,10 @@ def test_a_task_that_sees_another_directory_ends(task: Slurm, tmp_path: Path, co
     assert not (tmp_path / "raced").exists()
 
 
-def results(folder: Path) -> dict[str, str]:
-    """Return result.json of every run, as text: bit for bit."""
-    return {run.id: (run.path / "result.json").read_text() for run in Store(folder).runs()}
-
-
 def check_finished(story: Path, out: Path, whole: Path, **settings: Any) -> None:
     """Compare a study with an undisturbed one: same results, every run finished once, report and files intact."""
     study(story, **settings).run(whole, workers=1, quiet=True)
-    assert results(out) == results(whole)
+    assert stored(out, "result.json") == stored(whole, "result.json")
     named = re.findall(r"^\[\d+/\d+\] (.*?): [\d.]+ bits per byte", log_of(out), re.MULTILINE)
     assert sorted(set(named)) == sorted(named), "a run was done twice"
     assert json.loads((out / "verdicts.json").read_text()) == json.loads(

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -140,6 +141,25 @@ def test_a_best_rate_at_the_edge_of_the_grid_is_a_mark() -> None:
     (row,) = study_verdicts(replace(one, tuning=(rate,)), found, Marks())
     assert row.marks == ["the best learning rate of base is at the edge of the grid"]
     assert study_verdicts(replace(one, tuning=(replace(rate, edge=False),)), found)[0].marks == []
+
+
+@pytest.mark.parametrize(
+    ("lead", "seeds", "marked"), [(0.9, 2, True), (1.1, 2, False), (1.1, 1, True), (0.0, 1, True)]
+)
+def test_a_rate_chosen_by_less_than_the_noise_of_its_trials_is_a_mark(
+    lead: float, seeds: int, marked: bool
+) -> None:
+    one = manifest(["base", "up"])
+    contest = one.contests()[0]
+    noise = stdev(BASE)
+    best = Rate(contest.corpus, contest.size, contest.shape, "base", 2e-3, 2.0, True, False, seeds=seeds)
+    other = replace(best, lr=4e-3, score=2.0 + lead * noise, chosen=False)
+    far = replace(best, lr=1e-3, score=9.0, chosen=False)
+    found = results({"base": BASE, "up": BETTER})
+    (row,) = study_verdicts(replace(one, tuning=(far, best, other)), found, Marks())
+    assert [note.split(":")[0] for note in row.marks] == [
+        "the learning rate of base could as well be 0.004"
+    ] * marked
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,16 @@ class Node:
 
     def slots(self, needed: Resources) -> int:
         """Return how many tasks fit on it at the same time."""
-        shares = [have / want for have, want in ((self.cpus, needed.cpus), (self.gpus, needed.gpus)) if want]
-        return int(min(shares) + 1e-9)
+        return slots_of(self.cpus, self.gpus, needed.cpus, needed.gpus)
+
+
+def slots_of(cpus: float, gpus: float, cpus_per_run: float, gpus_per_run: float) -> int:
+    """Return how many runs fit on a node at the same time; a resource of which a run needs none is no limit."""
+    # A share is of one GPU: three of 0.3 fit on each, none over two.
+    per_gpu = int(1 / gpus_per_run + 1e-9) if 0 < gpus_per_run < 1 else 1
+    on_gpus = gpus * per_gpu / max(1.0, gpus_per_run) if gpus_per_run else math.inf
+    on_cpus = cpus / cpus_per_run if cpus_per_run else math.inf
+    return int(min(on_gpus, on_cpus) + 1e-9)
 
 
 class Engine(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from typing import Any, Literal
 
 import torch
@@ -163,13 +162,3 @@ class TaskEnd(Struct, frozen=True):
     message: str = ""
     node: str = ""
     """The engine's name of an unfit node."""
-
-
-def processor() -> str:
-    """Return the name of this machine's processor."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as stream:
-            names = [line.partition(":")[2].strip() for line in stream if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()

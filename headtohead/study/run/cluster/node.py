@@ -20,7 +20,8 @@ from typing import Any, Protocol
 import torch
 
 from headtohead.common.errors import UserError
-from headtohead.common.stop import Stop
+from headtohead.common.stop import Stop, Stopped
+from headtohead.study.environment import processor
 from headtohead.study.plan.execution import layers_of
 from headtohead.study.plan.plan import LayerTable
 from headtohead.study.plan.population import group_populations
@@ -32,7 +33,6 @@ from headtohead.study.run.cluster.messages import (
     Reply,
     TaskEnd,
     Versions,
-    processor,
 )
 from headtohead.study.run.cluster.run_files import SentFiles
 from headtohead.study.run.cluster.shipping import (
@@ -103,6 +103,8 @@ def run_task(order: Order, link: Link) -> TaskEnd:
             inputs = unpack_inputs(order.inputs, reporter.fetch) if order.inputs else None
             with _store(order, reporter) as store:
                 held = _execute(order, store, inputs, reporter)
+        except Stopped:  # before all files had arrived
+            held = False
         except (OSError, UserError) as error:  # a file cannot be written or read here
             return TaskEnd(order.task, "unfit", f"{error} (on node {host})", link.node)
     return TaskEnd(order.task, "held" if held else "returned")
@@ -212,9 +214,8 @@ class Reporter:
                 write_chunks(left.pop(sha256), self.link.fetch(offer))
             if not offers:
                 time.sleep(0.1)
-        if not left:
-            return
-        raise UserError("the study was stopped before all its files had arrived")
+        if left:
+            raise Stopped
 
     def send(self, empty: bool = False) -> bool:
         """Post events and changed files, and with `empty` also if there are none; return False if the mailbox is full."""

@@ -26,7 +26,7 @@ Fault = Callable[[Post, int], str]
 
 
 class _Link:
-    """The link of a task; after a fault the task is told to stop, and what it sends is dropped."""
+    """The link of a task; after a fault the task is asked to stop, and what it sends is dropped."""
 
     node = "node"
 

@@ -78,6 +78,7 @@ def test_slots_are_counted_by_the_scarcest_resource() -> None:
         (1.0, 1.0): 2,
         (1.0, 0.5): 4,
         (1.0, 0.3): 6,
+        (0.5, 0.4): 4,
         (1.0, 2.0): 1,
         (9.0, 0.0): 0,
     }

@@ -27,6 +27,7 @@ from headtohead.study.run.cluster.messages import (
     Order,
     Post,
     Reply,
+    ShippedFile,
     TaskEnd,
     Versions,
 )
@@ -34,6 +35,7 @@ from headtohead.study.run.cluster.node import DriverGone, Link, Reporter, device
 from headtohead.study.run.events import Event
 from headtohead.study.store.lease import Lease
 from headtohead.study.store.run_store import Store
+from tests.results import stored
 from tests.study.run.cluster.fake_engine import FakeEngine, _Link, other_versions
 
 SMALL = {"arms": ["standard", "sharing:tie=kv"], "batch": 256, "tokens": 1280, "seeds": 1, "lr": 5e-3}
@@ -63,15 +65,6 @@ def race(chosen: Study, out: Path, engine: FakeEngine, seconds: float = math.inf
         engine.close()
 
 
-def results(folder: Path) -> dict[str, bytes]:
-    """Return the result and the weights of every run, bit for bit."""
-    return {
-        f"{run.id}/{name}": (run.path / name).read_bytes()
-        for run in Store(folder).runs()
-        for name in ("result.json", "checkpoint/final.safetensors")
-    }
-
-
 @pytest.fixture(scope="module")
 def local(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study that ran on this machine."""
@@ -92,7 +85,7 @@ def test_tasks_in_a_shared_store_give_the_results_of_one_machine(
     engine = FakeEngine()
     done = race(study(story), tmp_path, engine)
     assert (done.summary.done, done.summary.left) == (2, 0)
-    assert results(tmp_path) == results(local)
+    assert stored(tmp_path) == stored(local)
     assert all(order.shared for order in engine.orders)
     assert not engine.offered
     assert not [*tmp_path.glob(".shared-*"), *tmp_path.glob("runs/*/lock")]
@@ -143,7 +136,7 @@ def test_a_run_of_a_lost_node_continues_from_its_newest_checkpoint(
     summary = race(study(story), tmp_path, engine).summary
     assert not summary.left
     assert "was lost; standard, seed 1 will continue elsewhere" in summary.trouble[0]
-    assert results(tmp_path) == results(local)
+    assert stored(tmp_path) == stored(local)
     again = engine.orders[-1]
     assert any("/checkpoint/step-0000000002/" in file.place for file in again.state)
 
@@ -166,7 +159,7 @@ def test_a_run_whose_process_dies_twice_has_failed(
     states = {run.spec().label: run.state() for run in Store(tmp_path).runs()}
     assert states == {"standard": "failed" if deaths == 2 else "done", "(Q, K=V)": "done"}
     if deaths == 1:
-        assert results(tmp_path) == results(local)
+        assert stored(tmp_path) == stored(local)
 
 
 @pytest.mark.usefixtures("unshared")
@@ -187,7 +180,7 @@ def test_mechanism_files_travel_and_keep_their_identity(story: Path, tmp_path: P
     hiding_offers = engine.offer
     engine.offer = lambda path: hiding_offers(path if path.exists() else tmp_path / "hidden.py")  # type: ignore[method-assign]
     assert not race(chosen, tmp_path / "out", engine).summary.left
-    assert results(tmp_path / "out") == results(tmp_path / "local")
+    assert stored(tmp_path / "out") == stored(tmp_path / "local")
     specs = {(run.path / "spec.json").read_text() for run in Store(tmp_path / "out").runs()}
     assert specs == {(run.path / "spec.json").read_text() for run in Store(tmp_path / "local").runs()}
 
@@ -199,7 +192,7 @@ def test_branches_start_from_the_checkpoints_that_their_trunk_sent(story: Path, 
     chosen.run(tmp_path / "local", workers=1, quiet=True)
     engine = FakeEngine()
     assert not race(chosen, tmp_path / "out", engine).summary.left
-    assert results(tmp_path / "out") == results(tmp_path / "local")
+    assert stored(tmp_path / "out") == stored(tmp_path / "local")
     branches = [order for order in engine.orders if order.runs[0].get("parent")]
     assert len(branches) == 2
     assert all(any("/branches/step-" in file.place for file in order.state) for order in branches)
@@ -225,7 +218,7 @@ def test_a_time_limit_ends_the_study_and_the_next_start_finishes_it(
     first = Store(tmp_path).run(engine.orders[0].runs[0]["id"])
     assert first.finished() or [*first.path.glob("checkpoint/step-*")]
     assert not race(study(story), tmp_path, FakeEngine()).summary.left
-    assert results(tmp_path) == results(local)
+    assert stored(tmp_path) == stored(local)
 
 
 def test_a_node_that_joins_without_the_file_system_gets_copies(
@@ -238,7 +231,7 @@ def test_a_node_that_joins_without_the_file_system_gets_copies(
     engine = FakeEngine(task=joining)
     assert not race(study(story), tmp_path, engine).summary.left
     assert [order.shared for order in engine.orders] == [True, True, False, False]
-    assert results(tmp_path) == results(local)
+    assert stored(tmp_path) == stored(local)
 
 
 def test_an_unfit_node_gets_no_further_run(story: Path, tmp_path: Path, local: Path) -> None:
@@ -257,7 +250,7 @@ def test_an_unfit_node_gets_no_further_run(story: Path, tmp_path: Path, local: P
     assert "numerics" in summary.trouble[0]
     assert "the node gets no further run" in summary.trouble[0]
     assert engine.avoided == {"node"}
-    assert results(tmp_path) == results(local)
+    assert stored(tmp_path) == stored(local)
 
 
 def test_a_study_ends_if_all_nodes_are_unfit(story: Path, tmp_path: Path) -> None:
@@ -346,6 +339,18 @@ def test_runs_under_length_time_need_the_device_that_was_timed() -> None:
     end = run_task(order, _Link(FakeEngine(), 1))
     assert end.how == "unfit"
     assert "instead of another" in end.message
+
+
+@pytest.mark.usefixtures("unshared")
+def test_a_stop_while_files_are_sent_is_no_fault_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("H2H_CACHE", str(tmp_path / "cache"))
+    file = ShippedFile("data/text", str(tmp_path / "text"), "0" * 64, 1)
+    order = Order("task", Versions.here(), ExecutionSettings(), [], (), "", "", False, inputs=(file,))
+    engine = FakeEngine()
+    engine.exchange(Instructions(stop=frozenset({"task"})))
+    assert run_task(order, _Link(engine, 1)).how == "returned"
 
 
 def test_a_task_that_cannot_reach_its_driver_repeats_and_then_stops(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -96,9 +97,7 @@ def test_changes_of_a_run_make_the_copy_equal(source: RunDirectory, target: RunD
     assert contents(target) == contents(source)
     (source.path / "metrics.jsonl").write_bytes(b"one\ntwo\n")
     checkpoint(source, 2)
-    for file in first.iterdir():
-        file.unlink()
-    first.rmdir()
+    shutil.rmtree(first)
     changes = copied(sent, target)
     assert changes.present == ["checkpoint/step-0000000002"]
     assert contents(target) == contents(source)
@@ -158,9 +157,7 @@ def test_the_last_checkpoint_is_deleted_only_with_the_result(
     folder = checkpoint(source, 1)
     (source.path / "metrics.jsonl").write_bytes(b"one\n")
     copied(sent, target)
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)
     copied(sent, target)
     assert (target.checkpoints / "step-0000000001").is_dir()
     (source.path / "result.json").write_bytes(b"{}")
@@ -175,9 +172,7 @@ def test_checkpoints_deleted_after_the_result_are_deleted_in_the_copy(
     folder = checkpoint(source, 1)
     (source.path / "result.json").write_bytes(b"{}")
     copied(sent, target)
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)
     copied(sent, target)
     assert contents(target) == contents(source) == {"result.json": b"{}"}
 

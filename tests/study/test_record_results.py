@@ -1,0 +1,71 @@
+"""Recorded results: what a folder in results/ holds of a finished study."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import headtohead as h2h
+from headtohead.study.store.archive import import_runs
+from headtohead.study.store.run_store import Store
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script that records results."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import record_results
+
+    return record_results
+
+
+def test_a_study_is_not_recorded_over_itself(
+    recorder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "study.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["record_results.py", str(tmp_path), f"{tmp_path}/."])
+    with pytest.raises(SystemExit, match="2"):
+        recorder.main()
+    assert "is the study itself; give another folder" in capsys.readouterr().err
+    assert (tmp_path / "study.json").read_text() == "{}"
+
+
+def test_a_recorded_study_can_be_restored_and_its_table_names_where_it_ran(
+    recorder: ModuleType, tmp_path: Path, story: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, target = tmp_path / "race", tmp_path / "results"
+    settings = {"corpus": f"file:{story}", "tokens": 1024, "batch": 256, "seeds": 2}
+    for place in (out, out / "other"):
+        study = h2h.Study(arms=["standard", "gated"], **settings)
+        study.run(place, workers=1, quiet=True, device="cpu")
+    target.mkdir()
+    (target / "runs.tar.gz").touch()  # recorded before, in the older format
+    (target / "README.md").write_text(
+        "before\n<!-- runs -->\nold\n<!-- end -->\nbetween\n<!-- verdicts -->\nold\n<!-- end -->\nafter\n"
+    )
+    monkeypatch.setattr(sys, "argv", ["record_results.py", str(out), str(target)])
+    recorder.main()
+
+    assert not (target / "runs.tar.gz").exists()
+    lines = (target / "README.md").read_text().splitlines()
+    assert (lines[0], lines[-1], "old" in lines) == ("before", "after", False)
+    assert lines.index("between") < lines.index("### `study`") < lines.index("### `other`")
+    assert sum(line.startswith("| gated | ") for line in lines) == 2
+    for name in ("study", "other"):
+        (row,) = (line for line in lines if line.startswith(f"| `{name}`"))
+        shared = {"study": "4 (4 done)", "other": "4 (4 done, 4 of another study)"}[name]
+        assert row.startswith(f"| `{name}` | {shared} |")
+        assert ("cpu" in row) == (name == "study")
+    for part in (Path(), Path("other")):
+        store = Store(tmp_path / "restored" / part)
+        store.make()
+        assert import_runs(store, target / part / recorder.ARCHIVE) == (4, 0)
+        runs = [run.id for run in Store(out / part).runs()]
+        assert store.results(runs) == Store(out / part).results(runs)
+        assert (target / part / "study.json").read_bytes() == (out / part / "study.json").read_bytes()
+        assert not list((tmp_path / "restored").rglob("*.safetensors"))
