@@ -17,6 +17,8 @@ Chart = alt.LayerChart | alt.FacetChart
 # The Okabe-Ito palette, distinguishable with color vision deficiency; the baseline is gray.
 BASELINE = "#7f7f7f"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#A6761D")
+SHADES = (*PALETTE, "#C2185B", "#004D40", "#7B2D26", "#5C6BC0", "#9E9D24", "#00ACC1", "#6D4C41", "#37474F")
+"""Colors of arms: those of the palette, then darker ones for studies of many arms."""
 VERDICTS = {"better": "#009E73", "worse": "#D55E00", "equivalent": "#0072B2", "undecided": "#8a8a8a"}
 OUTCOMES = {"supported": "#009E73", "contradicted": "#D55E00", "open": "#8a8a8a"}
 """The outcomes of a claim, with their colors."""
@@ -56,7 +58,7 @@ PAGE = theme("var(--ink)", "var(--line)", "system-ui, sans-serif")
 def colors(labels: Sequence[str], baseline: str) -> alt.Scale:
     """Return one color per arm, the same in every chart."""
     others = [label for label in labels if label != baseline]
-    shades = {label: PALETTE[index % len(PALETTE)] for index, label in enumerate(others)}
+    shades = {label: SHADES[index % len(SHADES)] for index, label in enumerate(others)}
     return alt.Scale(domain=list(labels), range=[shades.get(label, BASELINE) for label in labels])
 
 

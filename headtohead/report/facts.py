@@ -92,6 +92,8 @@ def _numbers(arm: ArmFacts) -> dict[str, float | None]:
 def _words(name: str, value: float | None, base: float | None, arm: ArmFacts) -> str:
     if value is None:
         return "no cache" if name == "cache" and arm.spec else "–"
+    if name == "cache" and not value:
+        return "fixed size"
     return f"{value / base:.2f}x" if base and value else short_count(value)
 
 

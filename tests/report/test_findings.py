@@ -58,7 +58,7 @@ def test_a_changed_number_changes_the_page(draw: ModuleType, tmp_path: Path) -> 
     claims = json.loads(file.read_text())
     claims[8]["measured"][2]["difference"] = -0.05
     file.write_text(json.dumps(claims))
-    row = "QK x100 - r=1, agreement, faster-1l: {} (-0.0795 to -0.0562) accuracy, published +0.0098"
+    row = "agreement: study agreement: QK x100 - r=1: {} (-0.0795 to -0.0562) accuracy, published +0.0098"
     assert row.format("-0.0679") in (ROOT / "docs" / "findings.md").read_text()
     assert row.format("-0.0500") in text(draw, tmp_path)
 
@@ -67,7 +67,7 @@ def test_a_paper_without_results_lists_its_claims_as_not_run(draw: ModuleType, t
     page = text(draw, tmp_path)
     for name in ("coupled", "sharing", "deconstructed", "faster_qk", "kuramoto"):
         part = section(page, name)
-        assert "Not run yet at scale small." in part
+        assert "Not run yet." in part
         rows = [line for line in part.splitlines() if line.startswith(f"| {name}.")]
         assert len(rows) == len(read_paper(find_paper(name)).claims)
         assert all(row.endswith("| – | not run | – | not run |") for row in rows)
@@ -88,9 +88,28 @@ def test_open_claims_give_their_reason_and_reduced_ones_the_difference(
     (tmp_path / "coupled" / "claims.json").write_text(json.dumps([claim]))
     rows = section(text(draw, tmp_path), "coupled").splitlines()
     first, second = (next(row for row in rows if row.startswith(f"| coupled.{n} ")) for n in (1, 2))
-    cells = "1 run failed \\| a | **open** | no size published | reduced: corpus a here, b published |"
+    cells = "1 run failed \\| a | **open** | no size published | reduced<br>corpus a here, b published |"
     assert first.endswith(cells)
     assert "the recorded results do not have this claim" in second
+
+
+def test_each_difference_from_the_published_scale_is_given_once(draw: ModuleType, tmp_path: Path) -> None:
+    part = {
+        "kind": "difference",
+        "direction": "supported",
+        "size": None,
+        "scale": "reduced scale",
+        "reason": "r",
+    }
+    differs = ["not published: a, b; t", "not published: b, a; t; 5 tokens here, 6 published"]
+    claim = {"id": "coupled.1", "statement": "x", "published": "y", "direction": "supported", "run": "small"}
+    claim |= {"size": "open", "scale": "reduced scale", "reason": "z"}
+    claim["criteria"] = [part | {"differs": words} for words in differs]
+    claim["measured"] = [{"criterion": index, "corpus": name} for index, name in enumerate(("c", "d"))]
+    (tmp_path / "coupled").mkdir()
+    (tmp_path / "coupled" / "claims.json").write_text(json.dumps([claim]))
+    row = next(line for line in text(draw, tmp_path).splitlines() if line.startswith("| coupled.1 "))
+    assert row.endswith("| reduced<br>not published: a, b<br>t<br>d: 5 tokens here, 6 published |")
 
 
 def test_what_decided_a_claim_comes_first_and_what_is_only_shown_last(
@@ -115,6 +134,40 @@ def test_what_decided_a_claim_comes_first_and_what_is_only_shown_last(
         "c - s: +0.300 (shown, not judged)",
     ]
     assert f"| {'<br>'.join(lines)} | **contradicted** |" in section(text(draw, tmp_path), "coupled")
+
+
+def test_lines_say_where_criteria_were_measured_if_that_differs(draw: ModuleType, tmp_path: Path) -> None:
+    outcome = {"kind": "difference", "direction": "supported", "size": None, "scale": "published scale"}
+    rows = [
+        {"what": "a - s", "difference": value, "criterion": index, "direction": "supported"}
+        | {"study": "time", "corpus": "c", "size": "nano", "length": length}
+        for index, (value, length) in enumerate(((0.1, "time"), (0.2, "time_plain")))
+    ]
+    claim = {"id": "coupled.14", "statement": "x", "published": "y", "measured": rows, "size": "open"}
+    claim |= {"direction": "supported", "scale": "published scale", "reason": "z"}
+    claim["criteria"] = [outcome | {"differs": "", "reason": "r"}] * 2
+    (tmp_path / "coupled").mkdir()
+    (tmp_path / "coupled" / "claims.json").write_text(json.dumps([claim]))
+    page = section(text(draw, tmp_path), "coupled")
+    row = next(line for line in page.splitlines() if line.startswith("| coupled.14 "))
+    assert "| equal time: a - s: +0.100<br>equal time_plain: a - s: +0.200 | **supported** |" in row
+    assert "*our question* coherence is the cause" in row
+    assert "*our question*" not in next(
+        line for line in page.splitlines() if line.startswith("| coupled.13 ")
+    )
+
+
+def test_a_claim_that_the_scale_cannot_test_is_open_and_says_why(draw: ModuleType, tmp_path: Path) -> None:
+    part = {"kind": "difference", "direction": "open", "size": None, "scale": "not tested", "differs": ""}
+    part["reason"] = "size 454m is not part of scale tiny"
+    claim = {"id": "coupled.1", "statement": "x", "published": "y", "measured": [], "direction": "open"}
+    claim |= {"size": "open", "scale": "not tested", "reason": "z", "run": "tiny", "criteria": [part]}
+    (tmp_path / "coupled").mkdir()
+    (tmp_path / "coupled" / "claims.json").write_text(json.dumps([claim]))
+    page = section(text(draw, tmp_path), "coupled")
+    row = next(line for line in page.splitlines() if line.startswith("| coupled.1 "))
+    assert row.endswith("| size 454m is not part of scale tiny | **open** | no size published | not tested |")
+    assert "Run at scale tiny." in page
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ pytest.importorskip("altair")
 from headtohead.papers.faster_qk.findings import near
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels import View
+from headtohead.report.panels.attention import means
 from headtohead.report.panels.attention.indicators import indicator_rows
 from headtohead.report.panels.attention.maps import absent_heads, map_rows
 from headtohead.report.panels.attention.skip import skip_rows
@@ -53,6 +54,20 @@ def test_indicators_have_one_row_per_seed_and_layer_and_name_layers_without_a_ma
     assert rows[0]["entropy"] is None
     assert missing == ["a layer 1 (token_mlp)", "b"]
     assert windows == 4
+
+
+def test_numbers_of_probes_without_a_chart_are_shown_as_means_over_seeds(tmp_path: Path) -> None:
+    copies = {
+        seed: {"windows": 4, "tokens": {}, "nats": {}, "copied": 1.0 + seed, "new": None} for seed in (1, 3)
+    }
+    manifest = Manifest("s", (("a", "a"), ("b", "b")), "a", None, 0.01, (1, 3), ())
+    view = View(tmp_path, manifest, CONTEST, [arm("a", copies=copies), arm("b")], [])
+    found = means.figure("copies", view)
+    assert found is not None
+    assert found.table is not None
+    assert found.table.head == ("arm", "after a match", "others")
+    assert found.table.rows == [("a", "3.000 ± 1.414", "–")]
+    assert means.figure("phases", view) is None
 
 
 def test_maps_are_of_the_first_seed_and_a_large_study_leaves_arms_out() -> None:
@@ -191,3 +206,19 @@ def test_effects_with_equal_names_stay_apart() -> None:
 
 def test_claims_without_published_numbers_have_no_chart() -> None:
     assert claims.forest([a_claim(effect_row(0.01, 0.0, 0.02)), a_claim()]) is None
+
+
+def test_an_interval_that_continues_beyond_the_axis_ends_in_an_arrow() -> None:
+    rows = [
+        {"line": name, "low": low, "mean": mean, "high": high, "direction": "open"}
+        for name, low, mean, high in (
+            ("inside", 0.0, 1.0, 2.0),
+            ("both", -9.0, 1.0, 9.0),
+            ("dot", 5.0, 6.0, 7.0),
+        )
+    ]
+    heads = claims._beyond(rows, [-2.0, 4.0])
+    assert [(head["line"], head["at"], head["dx"]) for head in heads] == [
+        ("both", -2.0, -3),
+        ("both", 4.0, 3),
+    ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from headtohead.report.panels.attention import explain, heat, indicators, maps, positions, skip
+from headtohead.report.panels.attention import explain, heat, indicators, maps, means, positions, skip
 from headtohead.report.panels.base import Chip, Figure, Table, View
 from headtohead.report.panels.datasets import corpora, matrix, tasks
 from headtohead.report.panels.training import circuits, cost, curves, rates, stability
@@ -30,6 +30,7 @@ CONTEST: dict[str, Callable[[View], Figure | None]] = {
     "indicators": indicators.figure,
     "maps": maps.figure,
     "skip": skip.figure,
+    **{name: partial(means.figure, name) for name in means.MEANS},
     "stability": stability.figure,
 }
 """Drawn for each contest, in this order; the first is above the verdict table."""

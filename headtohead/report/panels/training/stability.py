@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import altair as alt
 
+from headtohead.common.text import counted
 from headtohead.report.charts import Chart, Row, dots, rule
 from headtohead.report.panels.base import Figure, Table, View, interval, number
 from headtohead.study.judge.stability import Stability, contest_stability
@@ -28,8 +29,9 @@ def figure(view: View) -> Figure | None:
     )
     head, lines = list(_HEAD), [_line(row) for row in found]
     if any(row.rate_rise is not None for row in found):
+        seeds = counted(view.manifest.rates(view.contest)[0].seeds, "seed")
         words += (
-            " Rate sensitivity: cost on valid of the worse neighbor of the tuned learning rate, one seed."
+            f" Rate sensitivity: cost on valid of the worse neighbor of the tuned learning rate, {seeds}."
         )
         head.append("rate sensitivity")
         lines = [(*line, number(row.rate_rise, "+.4f")) for line, row in zip(lines, found, strict=True)]

@@ -34,11 +34,14 @@ _LIMITS = (-2.0, 4.0)
 """Shares of the published effect beyond these are drawn at the edge, with their number."""
 _STATEMENT = 40
 """Letters of a claim's statement beside the chart."""
+_PLACE = ("corpus", "size", "context", "branch")
+_ARROW = 12
+"""Points between names and chart if an interval continues beyond the left edge."""
 _ROOM = 34
 """Points between names and chart if a number is written at the left edge."""
 READING = (
     "Diamonds are the published effects (100 %), dots with 95 % intervals are measured here; 0 % is no effect, "
-    "below it the effect is opposite. Colors say whether the direction is supported. Claims without a published number are in the "
+    "below it the effect is opposite; arrows are intervals that continue. Colors say whether the direction is supported. Claims without a published number are in the "
     "table only."
 )
 
@@ -99,8 +102,11 @@ def forest(claims: Sequence[ClaimResult]) -> Chart | None:
     ]
     scale = alt.Scale(domain=_domain([*means, *diamonds]), clamp=True, nice=False)
     lines = arm_axis(limit=330)
+    beyond = _beyond(means, _domain([*means, *diamonds]))
     if any(row["mean"] < _LIMITS[0] for row in means):
         lines.labelPadding = _ROOM
+    elif any(row["dx"] < 0 for row in beyond):
+        lines.labelPadding = _ARROW
     y, there = category("line", names, lines), alt.Chart(alt.Data(values=diamonds))
     span = there.mark_rule(strokeWidth=9, opacity=0.3, color=PALETTE[5])
     mark = there.mark_point(shape="diamond", size=190, filled=True, opacity=1, color=PALETTE[5])
@@ -109,6 +115,11 @@ def forest(claims: Sequence[ClaimResult]) -> Chart | None:
         span.encode(x=alt.X("low:Q", scale=scale), x2="high:Q", y=y),
         mark.encode(x=alt.X("middle:Q", scale=scale), y=y),
     ]
+    for dx, color in dict.fromkeys((row["dx"], row["color"]) for row in beyond):
+        heads = [row for row in beyond if (row["dx"], row["color"]) == (dx, color)]
+        arrow = {"text": "◄" if dx < 0 else "►", "dx": dx, "dy": -1, "size": 14, "color": color}
+        marks = alt.Chart(alt.Data(values=heads)).mark_text(baseline="middle", **arrow)
+        under.append(marks.encode(x=alt.X("at:Q", scale=scale), y=y))
     shown = [word for word in OUTCOMES if any(row["direction"] == word for row in means)]
     colors = alt.Scale(domain=shown, range=[OUTCOMES[word] for word in shown])
     colored = legend()
@@ -132,18 +143,24 @@ def forest(claims: Sequence[ClaimResult]) -> Chart | None:
 
 
 def _names(compared: Sequence[tuple[ClaimResult, Effect]]) -> list[str]:
-    """Return a name of two lines for each effect: the claim, and what was compared where; all are different."""
-    several = {
-        key for key in ("corpus", "size") if len({effect.place.get(key) for _, effect in compared}) > 1
-    }
+    """Return a name of two lines for each effect: the claim, and what was compared, with its place if that differs."""
+    plain = [_name(*pair) for pair in compared]
     found: list[str] = []
-    for claim, effect in compared:
-        place = [effect.place[key] for key in ("corpus", "size") if key in several and key in effect.place]
-        statement = shorten(claim.statement, _STATEMENT, placeholder=" …").replace("|", "/")
-        name = f"{claim.id}: {statement}|{', '.join([effect.what, *place])}"
-        same = sum(other == name or other.startswith(f"{name} (") for other in found)
-        found.append(f"{name} ({same + 1})" if same else name)
+    for (claim, effect), name in zip(compared, plain, strict=True):
+        alike = [other.place for (_, other), same in zip(compared, plain, strict=True) if same == name]
+        differing = [key for key in _PLACE if len({place.get(key) for place in alike}) > 1]
+        place = [effect.place[key] for key in differing if key in effect.place]
+        full = _name(claim, effect, *place)
+        same = sum(other == full or other.startswith(f"{full} (") for other in found)
+        found.append(f"{full} ({same + 1})" if same else full)
     return found
+
+
+def _name(claim: ClaimResult, effect: Effect, *place: str) -> str:
+    statement = shorten(claim.statement, _STATEMENT, placeholder=" …").replace("|", "/")
+    # A number of one arm is not a score.
+    unit = [] if " - " in effect.what else [effect.unit]
+    return f"{claim.id}: {statement}|{', '.join(filter(None, [effect.what, *unit, *place]))}"
 
 
 def _row(name: str, claim: ClaimResult, effect: Effect) -> Row:
@@ -163,6 +180,19 @@ def _row(name: str, claim: ClaimResult, effect: Effect) -> Row:
         "measured": effect.measured,
         "published": effect.stated,
     }
+
+
+def _beyond(rows: Sequence[Row], domain: Sequence[float]) -> list[Row]:
+    """Return the head of an arrow for each interval that continues beyond the axis, unless its dot does, too."""
+    low, high = domain
+    heads = []
+    for row in rows:
+        about = {"line": row["line"], "color": OUTCOMES[row["direction"]]}
+        if row["low"] is not None and row["low"] < low <= row["mean"]:
+            heads.append({**about, "at": low, "dx": -3})
+        if row["high"] is not None and row["high"] > high >= row["mean"]:
+            heads.append({**about, "at": high, "dx": 3})
+    return heads
 
 
 def _domain(rows: Sequence[Row]) -> list[float]:

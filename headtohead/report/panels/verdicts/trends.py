@@ -38,7 +38,10 @@ def figure(over: str, views: Sequence[View]) -> Figure | None:
     else:
         words += f"A trend line needs at least three values of {what}."
     chart = gap_chart(trends, over, views[0])
-    return Figure(f"Gap to the baseline against {what}.", words, chart, table=_table(trends))
+    known = any(trend.line for trend in trends) or len({tuple(trend.notes) for trend in trends}) > 1
+    return Figure(
+        f"Gap to the baseline against {what}.", words, chart, table=_table(trends) if known else None
+    )
 
 
 def _apart(trends: list[Trend]) -> dict[str, str]:
