@@ -342,7 +342,7 @@ def test_the_schema_of_a_document_is_a_whole_number() -> None:
 # --- results/ ------------------------------------------------------------------------------------------------------
 
 
-SMALL = ("faster_qk/reading.tar.xz", "faster_qk/epochs.tar.xz", "kuramoto-1m/runs-450m.tar.gz")
+SMALL = ("faster_qk/reading/runs.tar.xz", "faster_qk/epochs/runs.tar.xz", "kuramoto-1m/runs-450m.tar.gz")
 EXPORTS = sorted(
     path.relative_to(RESULTS).as_posix() for end in ("gz", "xz") for path in RESULTS.rglob(f"*.tar.{end}")
 )
@@ -365,12 +365,16 @@ def test_exports_in_results_can_be_imported_and_listed(
     assert "damaged" not in listed
 
 
-STUDIED = sorted(path.parent.name for path in RESULTS.glob("*/study.json"))
+STUDIED = sorted(
+    str(path.parent.relative_to(RESULTS))
+    for path in (*RESULTS.glob("*/study.json"), *RESULTS.glob("*/*/study.json"))
+)
 
 
 @pytest.mark.parametrize("name", [slow_unless(name == "sharing-1m", name) for name in STUDIED])
 def test_studies_in_results_have_their_committed_verdicts(name: str, tmp_path: Path) -> None:
-    import_runs(Store(tmp_path), RESULTS / name / "runs.tar.gz")
+    (archive,) = (RESULTS / name).glob("runs.tar.*")
+    import_runs(Store(tmp_path), archive)
     shutil.copy(RESULTS / name / "study.json", tmp_path)
     result = h2h.open_study(tmp_path)
     assert {entry.run for entry in result.manifest.entries} == set(result.results)
@@ -381,4 +385,4 @@ def test_studies_in_results_have_their_committed_verdicts(name: str, tmp_path: P
 
 def test_the_results_named_in_these_tests_exist() -> None:
     assert set(SMALL) <= set(EXPORTS)
-    assert STUDIED == ["kuramoto-1m", "sharing-1m"]
+    assert {"coupled", "kuramoto", "kuramoto-1m", "sharing-1m"} <= set(STUDIED)

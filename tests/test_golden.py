@@ -42,8 +42,10 @@ GOLDEN = {
         "kuramoto_gated": 4.975316,
         "latent": 5.049750,
         "gated_linear": 4.524989,
-        "gated_delta": 4.564236,
-        "gated_delta:decay=channel,output_gate=sigmoid": 4.550963,
+        # Without the norm of its output: where that output is near 0, the norm amplifies rounding, and a change of the weights
+        # by 1e-6 can move this loss by 3e-2 (2e-7 without the norm). Two CPUs then differ by more than the tolerance.
+        "gated_delta:output_norm=false": 4.513979,
+        "gated_delta:decay=channel,output_gate=sigmoid,output_norm=false": 4.478772,
         "selective_state": 4.250257,
         "factorised": 5.339662,
         "gated": 4.723691,

@@ -17,6 +17,7 @@ GOLDEN: dict[str, Any] = json.loads(IDS.read_text(encoding="utf-8"))
 SLOW = {
     "contenders",
     "contenders-tasks",
+    "contenders-tasks-nano",
     "coupled, small, study",
     "coupled, small, glue",
     "coupled, paper, study",
@@ -34,6 +35,7 @@ SLOW = {
     "kuramoto, paper, sizes",
     "sharing, small, study",
     "sharing, small, tasks",
+    "sharing, tiny, tasks",
     "sharing, paper, study",
 }
 """Studies that take more than a second each to plan."""
@@ -50,7 +52,7 @@ def test_every_study_has_its_ids_recorded() -> None:
 def test_planning_gives_the_recorded_run_ids_and_lock_keys(name: str) -> None:
     assert identities(studies()[name]) == GOLDEN[name], (
         "run ids have changed: finished runs would be repeated. If that is intended, "
-        "run python tests/golden/ids.py and mention it in the release notes"
+        "run python -m tests.golden.ids and mention it in the release notes"
     )
 
 

@@ -1,6 +1,6 @@
 """Record the run ids and lock keys that planning computes for the studies of `headtohead/studies/`, on small synthetic data.
 
-    python tests/golden/ids.py        # writes tests/golden/ids.json
+    python -m tests.golden.ids        # writes tests/golden/ids.json
 
 Ids cover the content of corpora and tokenizers, which not every machine has (`stdlib` differs between Python versions). So
 corpora and tasks read from files are replaced by stand-ins whose content digest is derived from their name, and learning
@@ -27,7 +27,7 @@ from headtohead.data.shards import Split
 from headtohead.data.tasks import registry as find
 from headtohead.data.tasks.base import Example, Task
 from headtohead.data.tokenizers import Bytes
-from headtohead.study.claims.paper import SCALES, read_paper, sister
+from headtohead.study.claims.paper import read_paper, sister
 from headtohead.study.config.shipped import shipped_studies
 from headtohead.study.config.spec import StudySpec, build_study, read_study
 from headtohead.study.plan import dataset as datasets
@@ -187,7 +187,7 @@ def studies() -> dict[str, dict[str, Any]]:
             found[path.stem] = {"name": path.stem} | dict(values)
             continue
         paper = read_paper(path)
-        for scale in SCALES:
+        for scale in paper.scales:
             for name, settings in paper.studies(scale).items():
                 given = settings | ({"from": _START} if sister(settings) else {})
                 found[f"{path.stem}, {scale}, {name}"] = given
