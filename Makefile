@@ -15,13 +15,14 @@ race: setup
 	$(BIN)/h2h race quick --out races/quick
 
 # One page about the studies in results/, with their reports: build/site/index.html.
-STUDIES := $(patsubst results/%/study.json,build/results/%,$(wildcard results/*/study.json))
+STUDIES := $(patsubst results/%,build/results/%,$(wildcard results/*/study.json results/*/*/study.json))
 site: setup $(STUDIES)
-	$(BIN)/h2h site $(STUDIES) --out build/site --title "Results of headtohead"
+	$(BIN)/h2h site $(STUDIES:/study.json=) --out build/site --title "Results of headtohead"
 
-build/results/%: results/%/runs.tar.gz results/%/study.json | setup
-	$(BIN)/h2h runs $@ --import $< > /dev/null
-	cp $(word 2,$^) $@/study.json
+.SECONDEXPANSION:
+build/results/%/study.json: results/%/study.json $$(wildcard results/$$*/runs.tar.gz results/$$*/runs.tar.xz) | setup
+	$(BIN)/h2h runs $(@D) --import $(wildcard $(<D)/runs.tar.gz $(<D)/runs.tar.xz) > /dev/null
+	cp $(wildcard $(<D)/study.json $(<D)/study.lock.json $(<D)/claims.json) $(@D)
 
 test: lint
 	$(BIN)/python -m pytest -q -rs -n 2 --dist worksteal -m "not slow and not gpu" tests

@@ -13,6 +13,7 @@ Row = dict[str, Any]
 FILES = (
     "train-gpu",
     "mechanisms-gpu",
+    "contenders-step",
     "coupled-step",
     "kernels",
     "decode",
@@ -50,12 +51,18 @@ class Measured:
         return max(rows, key=lambda row: row["date"], default=None)
 
     def steps(self) -> list[Row]:
-        """Return arm, size, context and time relative to standard of every mechanism measured on a GPU."""
+        """Return arm, size, context, memory and time relative to standard of every mechanism measured on a GPU.
+
+        An arm that was measured again at the same size, context and shape has the last row that did not fail.
+        """
         found: list[Row] = []
-        for name in ("coupled-step", "mechanisms-gpu"):
+        for name in ("coupled-step", "mechanisms-gpu", "contenders-step"):
             for row in self.rows(name, lambda row: row.get("contenders", ["standard"])[0] == "standard"):
                 found += _of_training(row) if "results" in row else _of_slices(row)
-        return found
+        found.sort(key=lambda row: ("over" in row, str(row["date"])))
+        return list(
+            {tuple(row[key] for key in ("arm", "size", "context", "matched")): row for row in found}.values()
+        )
 
     def over_standard(self, arm: str, size: str, context: int | None = None) -> Row | None:
         """Return the last row of an arm at a size (and context, if given), preferring equal parameters."""
@@ -120,7 +127,12 @@ def _of_training(row: Row) -> list[Row]:
     found = []
     for arm, result in row["results"].items():
         if result.get("first_over_this"):
-            numbers = {"over": result["first_over_this"], "rate": result["tokens_per_second"]}
+            numbers = {
+                "over": result["first_over_this"],
+                "rate": result["tokens_per_second"],
+                "memory": result["peak_bytes"],
+                "standard_memory": row["results"][row["contenders"][0]].get("peak_bytes"),
+            }
         else:
             numbers = {"failed": result.get("error", "standard was not measured")}
         found.append(facts | {"arm": arm} | numbers)

@@ -15,6 +15,7 @@ _MISSING = "not measured yet"
 COMMANDS = {
     "train-gpu": "h2h bench train --profile --out results/speed/train-gpu.json",
     "mechanisms-gpu": "",
+    "contenders-step": "",
     "coupled-step": "",
     "kernels": "h2h bench kernels --out results/speed/kernels.json",
     "decode": "h2h bench decode --out results/speed/decode.json",
@@ -88,7 +89,10 @@ _CAPTIONS = {
 
 def _source(measured: Measured, file: str) -> str:
     """Return the source of a figure's rows."""
-    names = [file, *{"mechanisms-gpu": ["coupled-step"], "stack": ["stack-processes"]}.get(file, [])]
+    names = [
+        file,
+        *{"mechanisms-gpu": ["contenders-step", "coupled-step"], "stack": ["stack-processes"]}.get(file, []),
+    ]
     found = [row for name in names for row in measured.rows(name)]
     commits = sorted({row["commit"] for row in found})
     dates = sorted({row["date"][:10] for row in found})
@@ -225,8 +229,10 @@ def _memory(measured: Measured) -> list[Aim]:
     return [Aim(what, against, aim, f"{_percent(share)} ({held})", share <= 0.6)]
 
 
-def _at_most(arm: str, size: str, most: float, context: int | None = None) -> Callable[[Measured], list[Aim]]:
-    """Return the target that an arm's step takes at most `most` times standard's."""
+def _at_most(
+    arm: str, size: str, most: float, context: int | None = None, memory: bool = False
+) -> Callable[[Measured], list[Aim]]:
+    """Return the target that an arm's step takes at most `most` times standard's; with `memory` the peak is stated too."""
 
     def line(measured: Measured) -> list[Aim]:
         at = f"{size}, context {context}" if context else size
@@ -238,6 +244,8 @@ def _at_most(arm: str, size: str, most: float, context: int | None = None) -> Ca
         if "failed" in row:
             return [Aim(empty.what, empty.against, aim, f"failed: {row['failed']}", False)]
         result = f"{row['over']:.3f}x{', equal parameters' if row['matched'] else ''}"
+        if memory and row["memory"] and row["standard_memory"]:
+            result += f"; {short_bytes(row['memory'])} (`standard` {short_bytes(row['standard_memory'])})"
         # Two measurements of the same arm differ by 0.5 %.
         return [Aim(empty.what, empty.against, aim, result, row["over"] <= (1.005 if most == 1 else most))]
 
@@ -355,7 +363,15 @@ _GROUPS: tuple[Callable[[Measured], list[Aim]], ...] = (
     *(_at_most("approximate", "60m", 1.6, context) for context in (512, 2048)),
     *(
         _at_most(arm, "60m", 1.0, 2048)
-        for arm in ("non_approximate", "rnd_emb_qk", "fixed_seq_qk", "token_mlp", "gated_linear")
+        for arm in ("non_approximate", "rnd_emb_qk", "fixed_seq_qk", "token_mlp")
+    ),
+    *(
+        _at_most(arm, "60m", most, 2048, memory=True)
+        for arm, most in {
+            **dict.fromkeys(("gated", "sink", "exclusive", "value_residual", "canon"), 1.1),
+            "forgetting": 1.35,
+            **dict.fromkeys(("gated_delta", "gated_linear", "selective_state"), 1.25),
+        }.items()
     ),
     _decoding,
     _generating,

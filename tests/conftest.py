@@ -22,8 +22,10 @@ if find_spec("triton") and not torch.cuda.is_available():
         for name in (
             "attention.decode_triton",
             "attention.decode_rope_triton",
+            "attention.recurrence_triton",
             "dynamics.integrator_triton",
             "matmul.loss_triton",
+            "pointwise.convolution_triton",
             "pointwise.norm_triton",
             "pointwise.rope_swiglu_triton",
         ):

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from headtohead.model.sizes import SIZES
 from headtohead.study.store.result import Best, RunResult, score_of
 from headtohead.study.store.run_spec import DataSource, RunSpec
+from headtohead.study.store.run_store import Store
 from headtohead.training.settings import TrainSettings
+
+
+def stored(folder: Path, *names: str) -> dict[str, bytes]:
+    """Return these files of every run of a study, by default results and weights, bit for bit."""
+    return {
+        f"{run.id}/{name}": (run.path / name).read_bytes()
+        for run in Store(folder).runs()
+        for name in names or ("result.json", "checkpoint/final.safetensors")
+    }
 
 
 def run_spec(arm: str = "standard", **changes: Any) -> RunSpec:
