@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import headtohead as h2h
+from headtohead.cli.main import main
 from headtohead.study.store.archive import import_runs
 from headtohead.study.store.run_store import Store
 
@@ -69,3 +71,42 @@ def test_a_recorded_study_can_be_restored_and_its_table_names_where_it_ran(
         assert store.results(runs) == Store(out / part).results(runs)
         assert (target / part / "study.json").read_bytes() == (out / part / "study.json").read_bytes()
         assert not list((tmp_path / "restored").rglob("*.safetensors"))
+
+
+def test_a_recorded_run_is_trained_again_and_compared(
+    recorder: ModuleType,
+    tmp_path: Path,
+    story: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import repeat_recorded
+
+    settings = [
+        "--arms",
+        "standard",
+        "--corpus",
+        str(story),
+        "--tokens",
+        "1024",
+        "--batch",
+        "256",
+        "--seeds",
+        "2",
+    ]
+    study = h2h.Study(arms=["standard"], corpus=str(story), tokens=1024, batch=256, seeds=2)
+    study.run(tmp_path / "race", workers=1, quiet=True, device="cpu")
+    recorder.record(tmp_path / "race", tmp_path / "results")
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        with pytest.raises(SystemExit) as ended:
+            main(command[3:])
+        return SimpleNamespace(returncode=ended.value.code)
+
+    monkeypatch.setattr(repeat_recorded.subprocess, "run", run)
+    for command, code, end in ((["race", *settings], 0, "equal"), (["list", "sizes"], 1, "differs")):
+        monkeypatch.setattr(sys, "argv", ["repeat_recorded.py", str(tmp_path / "results"), "--", *command])
+        capsys.readouterr()
+        assert repeat_recorded.main() == code
+        *rows, last = capsys.readouterr().out.splitlines()
+        assert sum(row.endswith(f": {end}") for row in rows) == json.loads(last)["repeated"] == 2
