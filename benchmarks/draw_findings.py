@@ -13,22 +13,52 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import altair as alt
 import vl_convert
-from findings_words import Section, page, read_sections
+from findings_words import NOT_DECIDED, Section, headline, page, read_sections
 
 from headtohead.common.files import write_atomic
-from headtohead.report.charts import Chart
+from headtohead.report.charts import OUTCOMES, Chart
 from headtohead.report.figures import PAPER, as_svg
 from headtohead.report.panels.verdicts.claims import forest
 
 ROOT = Path(__file__).parent.parent
 _WIDTH, _SCALE = 840, 2.0
+_CELL = 44
+OVERVIEW = "findings"
 
 
 def pictures(sections: Sequence[Section]) -> dict[str, Chart]:
     """Return the picture of every paper with published and measured effects, by the paper's name."""
     found = {section.name: forest(list(section.results.values())) for section in sections}
     return {name: chart for name, chart in found.items() if chart is not None}
+
+
+def overview(sections: Sequence[Section]) -> Chart:
+    """Return the outcomes of all claims as cells, one line per paper."""
+    rows = [
+        {"paper": section.name, "claim": claim.id.rpartition(".")[2], "outcome": section.outcome(claim)}
+        for section in sections
+        for claim in section.claims
+    ]
+    for row in rows:
+        row["dark"] = "white" if row["outcome"] in ("supported", "contradicted") else "black"
+    shown = {**OUTCOMES, **dict.fromkeys(NOT_DECIDED, "#ececec")}
+    shown = {word: color for word, color in shown.items() if any(row["outcome"] == word for row in rows)}
+    colors = alt.Scale(domain=list(shown), range=list(shown.values()))
+    x = alt.X("claim:O", sort=None, axis=None)
+    y = alt.Y("paper:N", sort=None, title=None, axis=alt.Axis(labelFontSize=14, domain=False, ticks=False))
+    cells = alt.Chart(alt.Data(values=rows))
+    color = alt.Color(
+        "outcome:N", scale=colors, legend=alt.Legend(title=None, orient="bottom", labelFontSize=13)
+    )
+    text = cells.mark_text(fontSize=12).encode(
+        x=x, y=y, text="claim:N", color=alt.Color("dark:N", scale=None)
+    )
+    title = alt.Title(headline(sections), anchor="start", fontSize=16, offset=12)
+    layers = alt.layer(cells.mark_rect(stroke="white", strokeWidth=3).encode(x=x, y=y, color=color), text)
+    width = _CELL * max(len(section.claims) for section in sections)
+    return layers.properties(title=title, height=34 * len(sections), width=width).configure_view(stroke=None)
 
 
 def main() -> None:
@@ -48,6 +78,11 @@ def main() -> None:
     if given.check:
         agrees = file.is_file() and file.read_text(encoding="utf-8") == text
         sys.exit(None if agrees else f"{file} is out of date; run: python benchmarks/draw_findings.py")
+    write_atomic(
+        given.docs / "images" / f"{OVERVIEW}.png",
+        vl_convert.vegalite_to_png(overview(sections).to_dict(), scale=_SCALE),
+    )
+    print(f"drawn: {OVERVIEW}.png")
     for section in sections:
         picture = given.docs / "images" / f"findings-{section.name}.png"
         if section.name not in charts:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
 from headtohead.report.charts import OUTCOMES
-from headtohead.report.panels.verdicts.claims import READING
+from headtohead.report.panels.verdicts.claims import READING, telling_apart
 from headtohead.study.claims import ClaimResult
 from headtohead.study.claims.outcome import NOT_RUN, NOT_TESTED
 from headtohead.study.claims.paper import Claim, read_paper
@@ -32,12 +32,17 @@ _PLACE = {
     "branch": "{} tokens",
     "study": "study {}",
 }
+NOT_DECIDED = (NOT_TESTED, NOT_RUN)
+"""Words for claims that the recorded runs do not test."""
 _TOP = """# Findings: five papers, claim by claim
+
+![{headline}](images/findings.png)
 
 What {count} claims become when they are tested at equal budgets and paired seeds: {published} of the papers and {ours} that we ask about them. Each is
 **supported**, **contradicted** or **open**, separately for the direction of its effect and for its size: whether it is as large as published
-([rules](claims.md#how-to-read-the-table)). *Reduced scale* means that models, data or training are smaller than published: such a result does
-not carry over to the published scale. *Not tested* means that the scale has no such size, arm or probe.
+([rules](claims.md#how-to-read-the-table)). *Reduced* means that corpus, size, length, tokenizer, optimizer or passes over the text are not the
+published ones, or that these are unknown: such a result does not carry over to the published scale. *Not tested* means that the scale has no such
+size, arm or probe.
 
 `a - b` is the score of arm a minus that of arm b over paired seeds, with its 95 % interval: below 0 a is better in bits per byte, above 0 in accuracy.
 
@@ -58,6 +63,8 @@ class Section:
     """By the id of the claim; empty if none are recorded."""
     summary: str
     """What a reader of the paper should know, in three sentences."""
+    notes: str
+    """What a reader should know about single claims, as a list."""
     described: bool
     """Whether the results have a README."""
 
@@ -76,26 +83,42 @@ def read_sections(results: Path) -> list[Section]:
         about = read_study(path)
         if "claim" not in about:
             continue
-        place, summary = results / name / CLAIMS, results / name / "summary.md"
+        place = results / name / CLAIMS
         judged = {claim.id: claim for claim in read_claims(place)} if place.is_file() else {}
-        words = summary.read_text(encoding="utf-8").strip() if judged and summary.is_file() else ""
+        summary, notes = (
+            _text(results / name / f"{part}.md") if judged else "" for part in ("summary", "notes")
+        )
         described = (results / name / "README.md").is_file()
         title, claims = about["paper"]["title"], read_paper(path).claims
-        found.append(Section(name, title, claims, judged, words, described))
+        found.append(Section(name, title, claims, judged, summary, notes, described))
     return sorted(found, key=lambda section: not section.results)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
 
 
 def page(sections: Sequence[Section], drawn: Sequence[str]) -> str:
     """Return docs/findings.md; `drawn` lists the papers that have a picture."""
     claims = [claim for section in sections for claim in section.claims]
     ours = sum(claim.ours for claim in claims)
-    parts = [_TOP.format(count=len(claims), published=len(claims) - ours, ours=ours), _overview(sections)]
+    parts = [
+        _TOP.format(count=len(claims), published=len(claims) - ours, ours=ours, headline=headline(sections)),
+        _overview(sections),
+    ]
     parts += [_section(section, section.name in drawn) for section in sections]
     return "\n".join(parts)
 
 
+def headline(sections: Sequence[Section]) -> str:
+    """Return how many claims have which outcome, in a line."""
+    count = Counter(section.outcome(claim) for section in sections for claim in section.claims)
+    parts = [f"{count[word]} {word}" for word in (*OUTCOMES, *NOT_DECIDED) if count[word]]
+    return f"{count.total()} claims: {', '.join(parts)}"
+
+
 def _overview(sections: Sequence[Section]) -> str:
-    names = [*OUTCOMES, NOT_TESTED, NOT_RUN]
+    names = [*OUTCOMES, *NOT_DECIDED]
     rows = []
     for section in sections:
         count = Counter(section.outcome(claim) for claim in section.claims)
@@ -127,22 +150,27 @@ def _section(section: Section, drawn: bool) -> str:
         "as large as published",
         "scale",
     ]
-    parts.append(_table(head, [_row(section, claim) for claim in section.claims]))
+    scales, marks = _Scales(section.results.values()), _Marks()
+    rows = [_row(section, claim, scales, marks) for claim in section.claims]
+    parts += [f"{scales.about}\n"] if scales.about else []
+    parts.append(_table(head, rows))
+    parts += [f"{marks.notes}\n"] if marks.notes else []
+    parts += [f"Notes:\n\n{section.notes}\n"] if section.notes else []
     return "\n".join(parts)
 
 
-def _row(section: Section, claim: Claim) -> list[str]:
+def _row(section: Section, claim: Claim, scales: _Scales, marks: _Marks) -> list[str]:
     asked = "*our question* " if claim.ours else ""
     paper = f"{asked}{_cell(claim.statement)}<br>*{_cell(claim.published)}*"
     result = section.results.get(claim.id)
     if result is None:
         reason = f"the recorded results do not have this claim; {NOT_RUN}" if section.results else NOT_RUN
         return [claim.id, paper, "–", reason, "–", NOT_RUN]
-    shown = NOT_RUN if result.scale == NOT_RUN else f"**{result.direction}**"
+    shown = NOT_RUN if result.scale == NOT_RUN else f"**{result.direction}**{marks.numbers(result)}"
     lines = "<br>".join(_cell(line) for line in _lines(result))
     sized = not result.criteria or any(part["size"] for part in result.criteria)
     size = result.size if sized else "no size published"
-    return [claim.id, paper, lines, shown, size, _scale(result)]
+    return [claim.id, paper, lines, shown, size, scales.cell(result)]
 
 
 def _lines(result: ClaimResult) -> list[str]:
@@ -154,7 +182,26 @@ def _lines(result: ClaimResult) -> list[str]:
     if len(outcomes) > 1:
         counts = ", ".join(f"{outcomes[word]} {word}" for word in OUTCOMES if outcomes[word])
         decided.insert(0, f"of {outcomes.total()} criteria {counts}:")
-    return [*_first(decided, _MOST), *_first(shown, _LINES), *(f"marked: {mark}" for mark in _marks(result))]
+    return [*_first(decided, _MOST), *_first(shown, _LINES)]
+
+
+class _Marks:
+    """The marks of a table of claims as numbered notes below it."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def numbers(self, result: ClaimResult) -> str:
+        """Return the numbers of a claim's marks."""
+        found = [str(self._numbers.setdefault(mark, len(self._numbers) + 1)) for mark in _marks(result)]
+        return f" <sup>{', '.join(found)}</sup>" if found else ""
+
+    @property
+    def notes(self) -> str:
+        """The marks of the claims that were numbered so far."""
+        return "\n\n".join(
+            f"<sup>{number}</sup> marked: {_cell(mark)}" for mark, number in self._numbers.items()
+        )
 
 
 def _marks(result: ClaimResult) -> list[str]:
@@ -184,13 +231,7 @@ def _line(words: str, direction: str, stated: bool, decides: bool) -> _Line:
 def _places(result: ClaimResult) -> dict[int | None, str]:
     """Return where each criterion was measured, as a prefix of its lines: as much as tells those of the claim apart."""
     found = {row.get("criterion"): row for row in result.measured}
-    keys: list[str] = []
-    for key in _PLACE:
-        before, after = (
-            len({tuple(row.get(one, "") for one in chosen) for row in found.values()})
-            for chosen in (keys, [*keys, key])
-        )
-        keys += [key] if after > before else []
+    keys = telling_apart(list(found.values()), _PLACE)
     return {
         index: "".join(f"{_PLACE[key].format(row[key])}: " for key in keys if row.get(key))
         for index, row in found.items()
@@ -228,8 +269,30 @@ def _reason(part: dict[str, str]) -> str:
     return part["reason"].removesuffix(f" ({part['differs']})")
 
 
-def _scale(result: ClaimResult) -> str:
-    """Return published, or reduced and how it differs; a difference of some corpora only names them."""
+class _Scales:
+    """The scales of a table of claims; how most of them differ from the published one is said once, above the table."""
+
+    def __init__(self, results: Iterable[ClaimResult]) -> None:
+        found = Counter(lines for result in results if len(lines := tuple(_differences(result))) > 1)
+        usual, count = found.most_common(1)[0] if found else ((), 0)
+        self._usual = usual if count > 1 else ()
+
+    @property
+    def about(self) -> str:
+        """The usual differences, as a sentence."""
+        return f"*Reduced*, unless a row says more: {_cell('; '.join(self._usual))}." if self._usual else ""
+
+    def cell(self, result: ClaimResult) -> str:
+        """Return published, not tested, or reduced and how it differs, if not as usual."""
+        scale, lines = result.scale.removesuffix(" scale"), _differences(result)
+        if self._usual and set(self._usual) <= set(lines):
+            lines = [line for line in lines if line not in self._usual]
+            scale += ", also:" if lines else ""
+        return "<br>".join([_cell(scale), *map(_cell, _first(lines, _LINES))])
+
+
+def _differences(result: ClaimResult) -> list[str]:
+    """Return how a claim's training differs from the published one; a difference of some corpora only names them."""
     corpora = {row.get("criterion"): row.get("corpus", "") for row in result.measured}
     places: dict[frozenset[str], list[str]] = {}
     notes: dict[frozenset[str], str] = {}
@@ -245,7 +308,7 @@ def _scale(result: ClaimResult) -> str:
     for same, note in notes.items():
         named = [place for place in dict.fromkeys(places[same]) if place]
         lines.append(f"{', '.join(named)}: {note}" if named and set(places[same]) != every else note)
-    return "<br>".join([_cell(result.scale.removesuffix(" scale")), *map(_cell, _first(lines, _LINES))])
+    return lines
 
 
 def _first(lines: list[str], most: int) -> list[str]:

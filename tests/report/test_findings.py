@@ -71,7 +71,7 @@ def test_a_paper_without_results_lists_its_claims_as_not_run(draw: ModuleType, t
         rows = [line for line in part.splitlines() if line.startswith(f"| {name}.")]
         assert len(rows) == len(read_paper(find_paper(name)).claims)
         assert all(row.endswith("| – | not run | – | not run |") for row in rows)
-    assert "images/" not in page
+    assert "images/findings-" not in page
 
 
 def test_open_claims_give_their_reason_and_reduced_ones_the_difference(
@@ -110,6 +110,40 @@ def test_each_difference_from_the_published_scale_is_given_once(draw: ModuleType
     (tmp_path / "coupled" / "claims.json").write_text(json.dumps([claim]))
     row = next(line for line in text(draw, tmp_path).splitlines() if line.startswith("| coupled.1 "))
     assert row.endswith("| reduced<br>not published: a, b<br>t<br>d: 5 tokens here, 6 published |")
+
+
+def test_what_most_claims_share_is_said_once(draw: ModuleType, tmp_path: Path) -> None:
+    part = {
+        "kind": "difference",
+        "direction": "supported",
+        "size": None,
+        "scale": "reduced scale",
+        "reason": "r",
+    }
+    claim = {"statement": "x", "published": "y", "direction": "supported", "run": "small", "size": "open"}
+    claim |= {"scale": "reduced scale", "reason": "z", "measured": []}
+    claims = [
+        claim
+        | {"id": f"coupled.{index}", "marks": [f"mark {index > 2}"]}
+        | {"criteria": [part | {"differs": "corpus a here; size b here" + also}]}
+        for index, also in ((1, ""), (2, ""), (3, "; 5 tokens here"))
+    ]
+    (tmp_path / "coupled").mkdir()
+    (tmp_path / "coupled" / "claims.json").write_text(json.dumps(claims))
+    page = section(text(draw, tmp_path), "coupled")
+    assert "*Reduced*, unless a row says more: corpus a here; size b here." in page
+    first, second, third = (line for line in page.splitlines() if re.match(r"\| coupled\.[123] ", line))
+    assert first.endswith("| **supported** <sup>1</sup> | no size published | reduced |")
+    assert second.endswith("<sup>1</sup> | no size published | reduced |")
+    assert third.endswith("<sup>2</sup> | no size published | reduced, also:<br>5 tokens here |")
+    assert "<sup>1</sup> marked: mark False\n\n<sup>2</sup> marked: mark True" in page
+
+
+def test_notes_on_single_claims_follow_the_table(draw: ModuleType, tmp_path: Path) -> None:
+    shutil.copytree(RESULTS / "coupled", tmp_path / "coupled", ignore=shutil.ignore_patterns("*.xz"))
+    (tmp_path / "coupled" / "notes.md").write_text("- **coupled.6**: a note\n")
+    page = section(text(draw, tmp_path), "coupled")
+    assert page.index("| coupled.16 ") < page.index("Notes:\n\n- **coupled.6**: a note")
 
 
 def test_what_decided_a_claim_comes_first_and_what_is_only_shown_last(
@@ -186,6 +220,7 @@ def test_the_script_writes_and_checks_the_page(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     names = {path.parent.name for path in RESULTS.glob("*/claims.json")}
     drawn = {path.name for path in (tmp_path / "images").iterdir()}
-    assert drawn <= {f"findings-{name}.png" for name in names}
+    assert "findings.png" in drawn
+    assert drawn <= {"findings.png", *(f"findings-{name}.png" for name in names)}
     assert "findings-faster_qk.png" in drawn
     assert run("--check").returncode == 0

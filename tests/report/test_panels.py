@@ -187,9 +187,10 @@ def test_measured_effects_are_drawn_in_percent_of_the_published_ones() -> None:
     assert chart is not None
     definition = chart.to_dict()  # valid Vega-Lite
     rows = definition["datasets"]["means"]
-    assert [row["line"] for row in rows] == ["p.1: open|a - b", "p.2: open|a - b"]
+    assert [row["line"] for row in rows] == ["p.1, supported|open|a - b", "p.2, open|open|a - b"]
     assert [rows[0][key] for key in ("mean", "low", "high")] == pytest.approx([0.5, -0.5, 1.5])
-    assert [row["words"] for row in rows] == ["50 %", "900 % →"]
+    assert [row["words"] for row in rows] == ["50 %", ""]
+    assert [row["beyond"] for row in rows] == ["", "900 % (800 % to 1000 %) →"]
     assert [row["direction"] for row in rows] == ["supported", "contradicted"]
     diamonds = [layer for layer in definition["layer"] if layer["mark"].get("shape") == "diamond"]
     assert len(diamonds) == 1
@@ -201,7 +202,15 @@ def test_effects_with_equal_names_stay_apart() -> None:
     chart = claims.forest([a_claim(row, row, row | {"corpus": "c"})])
     assert chart is not None
     names = [one["line"] for one in chart.datasets["means"]]
-    assert names == ["p.1: open|a - b", "p.1: open|a - b (2)", "p.1: open|a - b, c"]
+    assert names == ["p.1, open|open|a - b", "p.1, open|open|a - b (2)", "p.1, open|open|a - b, c"]
+
+
+def test_effects_of_a_claim_at_several_places_name_them() -> None:
+    row = effect_row(0.01, 0.0, 0.02, 0.02)
+    chart = claims.forest([a_claim(row | {"corpus": "c"}, row | {"corpus": "d", "what": "b - a"})])
+    assert chart is not None
+    names = [one["line"] for one in chart.datasets["means"]]
+    assert names == ["p.1, open|open|a - b, c", "p.1, open|open|b - a, d"]
 
 
 def test_claims_without_published_numbers_have_no_chart() -> None:

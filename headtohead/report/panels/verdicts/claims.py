@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 import altair as alt
 
@@ -32,17 +33,17 @@ _MAX_OPEN = 6
 """More claims than this are folded, so that the verdicts below stay visible."""
 _LIMITS = (-2.0, 4.0)
 """Shares of the published effect beyond these are drawn at the edge, with their number."""
-_STATEMENT = 40
+_STATEMENT = 56
 """Letters of a claim's statement beside the chart."""
 _PLACE = ("corpus", "size", "context", "branch")
 _ARROW = 12
-"""Points between names and chart if an interval continues beyond the left edge."""
-_ROOM = 34
-"""Points between names and chart if a number is written at the left edge."""
+"""Points between names and chart, for the arrow of an interval that continues beyond the left edge."""
+_MARGIN = 0.03
+"""Share of the axis that stays free beyond the outermost number."""
 READING = (
     "Diamonds are the published effects (100 %), dots with 95 % intervals are measured here; 0 % is no effect, "
-    "below it the effect is opposite; arrows are intervals that continue. Colors say whether the direction is supported. Claims without a published number are in the "
-    "table only."
+    "below it the effect is opposite; arrows are intervals that continue. Colors say whether this comparison supports the direction of the claim, "
+    "the word beside the claim what all of its criteria say. Claims without a published number are in the table only."
 )
 
 
@@ -101,12 +102,9 @@ def forest(claims: Sequence[ClaimResult]) -> Chart | None:
         if (ends := effect.published)
     ]
     scale = alt.Scale(domain=_domain([*means, *diamonds]), clamp=True, nice=False)
-    lines = arm_axis(limit=330)
+    lines = arm_axis(limit=380)
+    lines.labelPadding = _ARROW
     beyond = _beyond(means, _domain([*means, *diamonds]))
-    if any(row["mean"] < _LIMITS[0] for row in means):
-        lines.labelPadding = _ROOM
-    elif any(row["dx"] < 0 for row in beyond):
-        lines.labelPadding = _ARROW
     y, there = category("line", names, lines), alt.Chart(alt.Data(values=diamonds))
     span = there.mark_rule(strokeWidth=9, opacity=0.3, color=PALETTE[5])
     mark = there.mark_point(shape="diamond", size=190, filled=True, opacity=1, color=PALETTE[5])
@@ -120,6 +118,15 @@ def forest(claims: Sequence[ClaimResult]) -> Chart | None:
         arrow = {"text": "◄" if dx < 0 else "►", "dx": dx, "dy": -1, "size": 14, "color": color}
         marks = alt.Chart(alt.Data(values=heads)).mark_text(baseline="middle", **arrow)
         under.append(marks.encode(x=alt.X("at:Q", scale=scale), y=y))
+    for left in (True, False):
+        # The number of a dot at an edge has its interval beside it, and is written towards the middle.
+        edge = [row for row in means if (row["mean"] < _LIMITS[0] if left else row["mean"] > _LIMITS[1])]
+        for color in dict.fromkeys(OUTCOMES[row["direction"]] for row in edge):
+            values = [row for row in edge if OUTCOMES[row["direction"]] == color]
+            text = alt.Chart(alt.Data(values=values)).mark_text(
+                align="left" if left else "right", dx=-6 if left else 6, dy=-13, fontSize=12, color=color
+            )
+            under.append(text.encode(x=alt.X("mean:Q", scale=scale), y=y, text="beyond:N"))
     shown = [word for word in OUTCOMES if any(row["direction"] == word for row in means)]
     colors = alt.Scale(domain=shown, range=[OUTCOMES[word] for word in shown])
     colored = legend()
@@ -137,39 +144,51 @@ def forest(claims: Sequence[ClaimResult]) -> Chart | None:
         axis=alt.Axis(labelExpr="format(100 * datum.value, '.0f') + ' %'", tickCount=6),
         names=lines,
         under=under,
-        height=44,
+        height=58,
         bold=True,
     )
 
 
 def _names(compared: Sequence[tuple[ClaimResult, Effect]]) -> list[str]:
-    """Return a name of two lines for each effect: the claim, and what was compared, with its place if that differs."""
-    plain = [_name(*pair) for pair in compared]
+    """Return a name of three lines for each effect: the claim, its statement, and what was compared, with its place if it has several."""
     found: list[str] = []
-    for (claim, effect), name in zip(compared, plain, strict=True):
-        alike = [other.place for (_, other), same in zip(compared, plain, strict=True) if same == name]
-        differing = [key for key in _PLACE if len({place.get(key) for place in alike}) > 1]
-        place = [effect.place[key] for key in differing if key in effect.place]
+    for claim, effect in compared:
+        alike = [other.place for same, other in compared if same.id == claim.id]
+        place = [effect.place[key] for key in telling_apart(alike, _PLACE) if key in effect.place]
         full = _name(claim, effect, *place)
         same = sum(other == full or other.startswith(f"{full} (") for other in found)
         found.append(f"{full} ({same + 1})" if same else full)
     return found
 
 
+def telling_apart(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> list[str]:
+    """Return the names of the fields that tell the rows apart, as few as needed in this order."""
+    found: list[str] = []
+    for name in names:
+        before, after = (
+            len({tuple(row.get(one) for one in chosen) for row in rows}) for chosen in (found, [*found, name])
+        )
+        found += [name] if after > before else []
+    return found
+
+
 def _name(claim: ClaimResult, effect: Effect, *place: str) -> str:
     statement = shorten(claim.statement, _STATEMENT, placeholder=" …").replace("|", "/")
+    outcome = f", {claim.direction}" if claim.direction in OUTCOMES else ""
     # A number of one arm is not a score.
     unit = [] if " - " in effect.what else [effect.unit]
-    return f"{claim.id}: {statement}|{', '.join(filter(None, [effect.what, *unit, *place]))}"
+    return f"{claim.id}{outcome}|{statement}|{', '.join(filter(None, [effect.what, *unit, *place]))}"
 
 
 def _row(name: str, claim: ClaimResult, effect: Effect) -> Row:
     ends = [None if end is None else effect.share(end) for end in (effect.low, effect.high)]
     share, direction = effect.share(effect.value), effect.direction or claim.direction
-    words = f"{100 * share:.0f} %".replace("-", "−")
-    words = f"← {words}" if share < _LIMITS[0] else f"{words} →" if share > _LIMITS[1] else words
     # A negative published effect swaps the ends of the interval.
     low, high = (None, None) if None in ends else sorted(end for end in ends if end is not None)
+    words, beyond = _percent(share), ""
+    if not _LIMITS[0] <= share <= _LIMITS[1]:
+        interval = "" if low is None or high is None else f" ({_percent(low)} to {_percent(high)})"
+        words, beyond = "", f"← {words}{interval}" if share < 0 else f"{words}{interval} →"
     return {
         "line": name,
         "direction": direction if direction in OUTCOMES else "open",
@@ -177,9 +196,14 @@ def _row(name: str, claim: ClaimResult, effect: Effect) -> Row:
         "low": low,
         "high": high,
         "words": words,
+        "beyond": beyond,
         "measured": effect.measured,
         "published": effect.stated,
     }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %".replace("-", "−")
 
 
 def _beyond(rows: Sequence[Row], domain: Sequence[float]) -> list[Row]:
@@ -199,7 +223,8 @@ def _domain(rows: Sequence[Row]) -> list[float]:
     """Return the ends of the axis: all intervals, no effect and twice the published one, within the limits."""
     ends = [end for row in rows for end in (row["low"], row["high"], row.get("mean")) if end is not None]
     low, high = min(-0.25, *ends), max(2.0, *ends)
-    return [max(low, _LIMITS[0]), min(high, _LIMITS[1])]
+    free = _MARGIN * (min(high, _LIMITS[1]) - max(low, _LIMITS[0]))
+    return [max(low - free, _LIMITS[0]), min(high + free, _LIMITS[1])]
 
 
 def linked_pages(path: Path) -> list[tuple[str, str]]:
