@@ -10,6 +10,7 @@ from headtohead.common.errors import UserError
 from headtohead.common.progress import progress_bar
 from headtohead.data.corpora import corpus_names
 from headtohead.data.shards import prepare
+from headtohead.data.tasks.registry import task_names, zeroshot_names
 from headtohead.evaluation.corpus_stats import WINDOW, Statistics, corpus_statistics
 from headtohead.evaluation.cost import arm_cost
 from headtohead.mechanisms.contract.base import Mechanism
@@ -38,11 +39,14 @@ def size_rows() -> list[dict[str, Any]]:
 
 
 def catalog() -> dict[str, Any]:
-    """Return mechanisms, sizes, corpora, layouts, probes and shipped studies, JSON-ready."""
+    """Return mechanisms, sizes, corpora, tasks, layouts, probes and shipped studies, JSON-ready."""
     return {
         "mechanisms": [describe(kind).as_dict() for kind in builtin_mechanisms().values()],
         "sizes": size_rows(),
         "corpora": [{"name": name, "about": about} for name, about in corpus_names().items()],
+        "tasks": [
+            {"name": name, "about": about} for name, about in (task_names() | zeroshot_names()).items()
+        ],
         "layouts": sorted(NAMED_LAYOUTS),
         "probes": [
             {"name": name, "argument": probe.argument, "of": probe.of, "about": probe.about}

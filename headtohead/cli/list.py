@@ -16,6 +16,7 @@ from headtohead.common.errors import UserError
 from headtohead.common.numbers import short_count
 from headtohead.common.terminal import say, say_json
 from headtohead.data.corpora import corpus_names
+from headtohead.data.tasks.registry import task_names, zeroshot_names
 from headtohead.mechanisms.contract.describe import Description, describe, describe_variant
 from headtohead.mechanisms.contract.options import Options, value_text
 from headtohead.mechanisms.contract.registry import builtin_mechanisms, did_you_mean, file_mechanisms
@@ -36,7 +37,7 @@ def command(
     Example: h2h list sharing
 
     Args:
-        name: a mechanism, FILE.py, FILE.py:NAME, or a section: mechanisms, sizes, corpora, layouts, probes, studies (default: all)
+        name: a mechanism, a shipped study, FILE.py, FILE.py:NAME, or a section: mechanisms, sizes, corpora, tasks, layouts, probes, studies (default: all)
         json_: print one JSON document with everything
         pages: write one Markdown page per mechanism into this directory instead (default: none)
         probes: the same as h2h list probes
@@ -51,6 +52,8 @@ def command(
         _show_all()
     elif name in SECTIONS:
         SECTIONS[name]()
+    elif name in shipped_studies() and name not in builtin_mechanisms():
+        say(shipped_studies()[name].read_text(encoding="utf-8"), end="")
     elif json_:
         records = [one.as_dict() for one in _described(name).values()]
         say_json(records[0] if len(records) == 1 else records, indent=1)
@@ -79,7 +82,7 @@ def _show_all() -> None:
         lines = textwrap.wrap(text, min(width(), 120) - 9, break_on_hyphens=False)
         shown = "\n".join(f"{'' if index else section:<9}{line}" for index, line in enumerate(lines))
         say(shown.replace("\0", " "))
-    say("\nh2h list NAME shows a mechanism with its options, or a section in full.")
+    say("\nh2h list NAME shows a mechanism, a study or a section (also: tasks) in full.")
 
 
 def _show_mechanisms() -> None:
@@ -98,6 +101,11 @@ def _show_sizes() -> None:
 
 def _show_corpora() -> None:
     print_table("", ("corpus", "contents"), corpus_names().items())
+
+
+def _show_tasks() -> None:
+    print_table("", ("task", "contents"), task_names().items())
+    print_table("", ("zero-shot task", "contents"), zeroshot_names().items())
 
 
 def _show_layouts() -> None:
@@ -126,6 +134,7 @@ SECTIONS: dict[str, Callable[[], None]] = {
     "mechanisms": _show_mechanisms,
     "sizes": _show_sizes,
     "corpora": _show_corpora,
+    "tasks": _show_tasks,
     "layouts": _show_layouts,
     "probes": _show_probes,
     "studies": _show_studies,
@@ -142,9 +151,9 @@ def _described(name: str) -> dict[str, Description]:
     base, _, variant = name.partition(":")
     kind = builtin_mechanisms().get(base)
     if kind is None:
-        names = [*builtin_mechanisms(), *SECTIONS]
-        close = did_you_mean(name, others=SECTIONS)
-        raise UserError(f"unknown mechanism or section '{name}'{close} (allowed: {', '.join(sorted(names))})")
+        others = {**SECTIONS, **shipped_studies()}
+        close, names = did_you_mean(name, others=others), sorted({*builtin_mechanisms(), *others})
+        raise UserError(f"unknown mechanism, study or section '{name}'{close} (allowed: {', '.join(names)})")
     if issubclass(kind.Options, Options) and variant in kind.Options.variants():
         return {name: describe_variant(kind, variant)}
     if variant:

@@ -29,7 +29,7 @@ def command(
 
     Args:
         paper: coupled, sharing, deconstructed, faster_qk, kuramoto, or a TOML file with claims
-        scale: smoke: everything runs, nothing is decided; tiny: about an hour on two CPU cores (not faster_qk); small: on a GPU; paper: as published
+        scale: smoke: everything runs, nothing is decided; tiny: 20 to 100 minutes on two CPU cores (not faster_qk); small: on a GPU; paper: as published
         out: directory of runs, verdicts, report and claims.json (default: races/PAPER-SCALE)
         only: run one study of the paper: study, toy, or its name (default: all)
     """

@@ -206,6 +206,10 @@ def test_the_list_shows_one_mechanism_or_one_section(
     assert "enwik8" not in out
     run("list", "layouts")
     assert re.search(r"even\(x\) +1, 3, 5, 7", capsys.readouterr().out)
+    run("list", "tasks")
+    assert {"recall", "copa"} <= set(capsys.readouterr().out.split())
+    run("list", "quick")
+    assert 'name = "The quick race"' in capsys.readouterr().out.splitlines()
     run("list", "corpora", "--json")
     assert list(json.loads(capsys.readouterr().out)) == ["corpora"]
     run("list", "standard", "--json")
