@@ -364,6 +364,12 @@ def test_reuse_takes_directories(story: Path, tmp_path: Path, reuse: object) -> 
         run(story, tmp_path / "b", "standard", "gated", reuse=reuse)
 
 
+@pytest.mark.parametrize("reuse", ["", [""], "a\0b", "a\udcff"])
+def test_a_name_that_no_directory_has_is_rejected(story: Path, tmp_path: Path, reuse: object) -> None:
+    with pytest.raises(UserError, match=r"^reuse"):
+        run(story, tmp_path / "b", "standard", "gated", reuse=reuse)
+
+
 def test_a_directory_without_runs_is_named(story: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"reuse: .*nowhere is not the directory of a study"):
         run(story, tmp_path / "b", "standard", "gated", reuse=[tmp_path / "nowhere"])
