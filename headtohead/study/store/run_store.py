@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -61,6 +61,8 @@ from headtohead.study.store.run_names import RunNames, names_of_runs, names_of_s
 from headtohead.study.store.run_spec import InvalidSpec, RunSpec, run_spec_from
 
 T = TypeVar("T")
+KeptWeights = Literal["yes", "until probed", "no"]
+"""Whether the trained weights of a run are kept."""
 DAMAGED = ".damaged"
 PROBES = "probes"
 RUN_ID = re.compile(r"[0-9a-f]{16}")
@@ -363,9 +365,23 @@ class RunDirectory:
         write_atomic(self.weights.with_suffix(".sha256"), digest(content) + "\n")
         write_atomic(self.weights, content)
 
+    def keep_weights_until_probed(self) -> None:
+        """Record that the weights are kept for probes only."""
+        self.checkpoints.mkdir(exist_ok=True)
+        self._until_probed.touch()
+
+    @property
+    def weights_are_temporary(self) -> bool:
+        """Whether the weights are kept for probes only."""
+        return self._until_probed.is_file()
+
+    @property
+    def _until_probed(self) -> Path:
+        return self.weights.with_suffix(".until_probed")
+
     def delete_weights(self) -> None:
-        """Delete the trained weights and their checksum."""
-        for path in (self.weights, self.weights.with_suffix(".sha256")):
+        """Delete the trained weights and the files about them."""
+        for path in (self.weights, self.weights.with_suffix(".sha256"), self._until_probed):
             path.unlink(missing_ok=True)
 
     def check_weights_unchanged(self) -> None:

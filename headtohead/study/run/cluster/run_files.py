@@ -20,10 +20,12 @@ from headtohead.study.store.run_store import RunDirectory
 _FOLDERS = ("checkpoint", "branches", "probes")
 _KNOWN = re.compile(
     r"(metrics\.jsonl|environment\.json|cost\.json|tokenizer\.json|failure\.txt|result\.json"
-    r"|probes/[\w.-]+\.json|checkpoint/(step-\d{10}|final\.(safetensors|sha256))|branches/step-\d{10})"
+    r"|probes/[\w.-]+\.json|checkpoint/(step-\d{10}|final\.(safetensors|sha256|until_probed))|branches/step-\d{10})"
 )
 """The units of a run directory that are copied: all but spec.json, which the driver wrote, and the lock."""
-_DELETED = re.compile(r"checkpoint/(step-\d{10}|final\.(safetensors|sha256))|branches/step-\d{10}")
+_DELETED = re.compile(
+    r"checkpoint/(step-\d{10}|final\.(safetensors|sha256|until_probed))|branches/step-\d{10}"
+)
 """The units that a task may delete: checkpoints, and weights that were kept for probes only."""
 _FILE = re.compile(r"[\w-][\w.-]*")
 _MAX_BYTES = 2**40
