@@ -120,6 +120,15 @@ def test_runs_of_a_paper_are_marked_if_its_studies_were_changed_after_results(
     }
 
 
+def test_settings_that_were_changed_before_the_first_run_are_no_mark(story: Path, tmp_path: Path) -> None:
+    file = paper(tmp_path, story, rates="lr = 2e-3", more="lr = 1e-3")
+    with pytest.raises(UserError, match="nonsense"):
+        h2h.reproduce(file, out=tmp_path / "o", device="nonsense", quiet=True)
+    found = reproduced(paper(tmp_path, story))
+    assert found.summary.done == 6, "the studies share the runs of standard"
+    assert not any(row.marks for study in found.studies.values() for row in study.verdicts)
+
+
 def test_trials_of_a_study_that_is_still_tuned_are_shared_without_a_mark(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
