@@ -3,7 +3,8 @@
 runs/ID/spec.json         what the run is
         environment.json  versions, device, commit and attention backend of every start
         metrics.jsonl     one row per logged interval
-        checkpoint/       training state; when the run is done, the trained weights and their checksum
+        checkpoint/       training state; when the run is done, the trained weights, their checksum, and whether they are
+                          kept for probes only
         cost.json         time, memory, throughput: not reproducible
         probes/           measurements on the trained run other than its loss, one file each
         result.json       written last: only reproducible numbers
