@@ -334,6 +334,8 @@ class StudyRunner:
 
         Trials of the tuning are copied without probes: which of them become runs of the study is not known yet.
         """
+        if not self.how.reuse:
+            return []
         execution = dataclasses.replace(self.execution, probed_later=tuning and bool(self.spec.probes))
         wanted = []
         for run in plan.runs.values():

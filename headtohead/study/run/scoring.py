@@ -209,10 +209,10 @@ def _late_fall(rows: Sequence[LoggedRow]) -> float | None:
 def _keep(run: RunDirectory, model: Decoder, result: RunResult, weights: KeptWeights) -> None:
     """Save the weights, write the result, then delete the checkpoints."""
     if weights != "no" and result.status == "done":
-        if weights == "until probed":
-            run.keep_weights_until_probed()
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         run.keep_weights(save(tensors))
+        if weights == "until probed":
+            run.keep_weights_until_probed()
     run.finish(result)
     for path in run.checkpoints.glob("step-*") if run.checkpoints.is_dir() else ():
         shutil.rmtree(path, ignore_errors=True)

@@ -363,13 +363,13 @@ class RunDirectory:
     def keep_weights(self, content: bytes) -> None:
         """Write the trained weights and a file with their checksum."""
         self.checkpoints.mkdir(exist_ok=True)
+        self._until_probed.unlink(missing_ok=True)
         write_atomic(self.weights.with_suffix(".sha256"), digest(content) + "\n")
         write_atomic(self.weights, content)
 
     def keep_weights_until_probed(self) -> None:
         """Record that the weights are kept for probes only."""
-        self.checkpoints.mkdir(exist_ok=True)
-        self._until_probed.touch()
+        write_atomic(self._until_probed, "these weights are deleted when all probes are taken\n")
 
     @property
     def weights_are_temporary(self) -> bool:
