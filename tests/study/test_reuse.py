@@ -421,6 +421,16 @@ def test_weights_that_were_kept_on_purpose_are_never_deleted(story: Path, tmp_pa
     assert list(tmp_path.rglob("*.safetensors")) == kept != []
 
 
+def test_weights_that_a_killed_process_left_for_probes_are_deleted(story: Path, tmp_path: Path) -> None:
+    how = {"probes": ("positions",), "keep_weights": False}
+    run(story, tmp_path, "standard", "gated", **how)
+    for folder in Store(tmp_path).runs():
+        folder.keep_weights(b"weights")
+        folder.keep_weights_until_probed()
+    run(story, tmp_path, "standard", **how)
+    assert not list(tmp_path.rglob("final.*"))
+
+
 def test_a_study_that_was_partly_copied_by_an_earlier_start_says_nothing(
     story: Path, tmp_path: Path, first: StudyResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
