@@ -31,7 +31,7 @@ from headtohead.study.store.copies import Source
 from headtohead.study.store.run_store import Store
 
 PLAN = "plan.json"
-"""The settings of a paper's studies when the first of them was started."""
+"""The settings of a paper's studies when the first of their runs was started."""
 
 
 @dataclass
@@ -230,13 +230,12 @@ class _Work:
             self.found.trouble[name] = str(error)
 
     def keep_plan(self) -> None:
-        """Before the first study starts, record the settings of all of them."""
-        path = self.folder / PLAN
-        if path.is_file() or any((self._place(name) / "study.json").is_file() for name in self.settings):
+        """Record the settings of all studies, until one of them has a run."""
+        if any(Store(self._place(name)).runs() for name in self.settings):
             return
         studies = {name: self._plain(name) for name in self.settings}
         Store(self.folder).make()
-        write_document(path, {"studies": studies})
+        write_document(self.folder / PLAN, {"studies": studies})
 
     def _planned_together(self, name: str, other: str) -> bool:
         """Return whether two studies have the settings that were recorded before any results."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.estimate import Work
 from headtohead.common.progress import choose_display, progress_bar
 from headtohead.common.schema import read_document, write_document
+from headtohead.common.stop import Stop
 from headtohead.common.text import counted
 from headtohead.integrations.forwarder import forwarding
 from headtohead.integrations.sinks import Sink
@@ -44,7 +46,7 @@ from headtohead.study.run.admission import check_lines, check_plan
 from headtohead.study.run.cluster.engine import Engine
 from headtohead.study.run.execute import Summary, execute, pending_runs, work_of
 from headtohead.study.run.resume import reset_failed, reuse_notes, unprobed_note, valid_results
-from headtohead.study.store.copies import Source, copy_finished_runs
+from headtohead.study.store.copies import Source, Wanted, copy_finished_runs
 from headtohead.study.store.frozen import changing_lock, read_lock
 from headtohead.study.store.history import History, study_marks
 from headtohead.study.store.manifest import Manifest
@@ -103,6 +105,8 @@ class StudyRunner:
         self.phases: dict[str, float] = {}
         """Seconds by phase."""
         self._noted: set[str] = set()
+        self._trial_copies: set[str] = set()
+        """Trials of the tuning that this execution copied."""
         _check_newer(store)
         if how.population and all(length.startswith("time") for length in spec.lengths) and spec.tune is None:
             raise UserError(
@@ -123,9 +127,10 @@ class StudyRunner:
         with self._phase("prepare"):
             plan = self.plan(self.spec, tuning.rates())
         self.store.make()
+        self._remove_unprobed_copies(plan)
         self.copy(plan)
-        if not self.execution.keep_weights and self.spec.probes:
-            self._delete_weights_of_trials(plan, tuning)
+        if not self.execution.keep_weights:
+            self._delete_temporary_weights(plan)
         left = [run for run in plan.runs.values() if not self.store.run(run.id).finished()]
         self._note_once([*repetition_notices(plan), *self._budget_notices(plan, left, self.how.workers)])
         known = self.finished(plan)
@@ -253,10 +258,10 @@ class StudyRunner:
             if any(run.stacked for run in plan.runs.values()):
                 with changing_lock(self.store.path) as lock:
                     lock.populations |= populations(plan, TUNING)
-            self.copy(plan)
+            self._trial_copies |= set(self.copy(plan, tuning=True))
             self.finished(plan)  # moves damaged results aside, so that they are not counted as failed rates
             # A trial may be a run of the study too, whose probes are taken later.
-            summary = self.execute(plan, later, keep_weights=bool(self.spec.probes))
+            summary = self.execute(plan, later, probed_later=bool(self.spec.probes))
             if summary.left:
                 return StudyResult(self.store.path, plan.manifest, [], summary, tuning=True)
             rows = trials(self.spec, plan, self.store, grid)
@@ -308,11 +313,13 @@ class StudyRunner:
         with progress_bar("forecasting", self.how.quiet):
             return budget_notices(self.settings, plan, left, self.planning, workers)
 
-    def _delete_weights_of_trials(self, plan: Plan, tuning: Tuning) -> None:
-        """Delete the weights of the tuning's trials that are not runs of the study."""
-        grid = tuple(sorted({rate.lr for rate in tuning.rows}))
-        for run in self.plan(grid_spec(self.spec, grid)).runs.keys() - plan.runs if grid else ():
-            self.store.run(run).delete_weights()
+    def _delete_temporary_weights(self, plan: Plan) -> None:
+        """Delete the weights that were kept for probes, of runs that get no more: of most trials of the tuning."""
+        for run in self.store.runs():
+            if run.weights_are_temporary and (
+                run.id not in plan.runs or not run.missing_probes(self.spec.probes)
+            ):
+                run.delete_weights()
 
     def _work_after_tuning(self) -> list[Work]:
         """Return the work of the contests, without those whose lengths are measured first."""
@@ -322,21 +329,50 @@ class StudyRunner:
         plan = self.plan(dataclasses.replace(self.spec, lengths=lengths))
         return [work_of(plan, run) for run in plan.runs.values()]
 
-    def copy(self, plan: Plan) -> None:
-        """Copy the finished runs of other studies. A trial of the tuning may be a run of the study too."""
-        sources, keep = self.how.reuse, self.execution.keep_weights
-        wanted = [run for run in plan.runs if not self.store.run(run).path.exists()]
-        copied = copy_finished_runs(self.store, sources, wanted, self.spec.probes, keep)
-        if copied:
-            self.display.note(f"{counted(copied, 'finished run')} copied from other studies")
-        elif wanted and (others := [source.store.path for source in sources if not source.same_plan]):
-            self._note_once([f"no finished run of {', '.join(map(str, others))} is a run of this study"])
+    def copy(self, plan: Plan, tuning: bool = False) -> list[str]:
+        """Copy the finished runs of other studies; return their ids.
 
-    def execute(self, plan: Plan, later: Sequence[Work] = (), keep_weights: bool = False) -> Summary:
+        Trials of the tuning are copied without probes: which of them become runs of the study is not known yet.
+        """
+        if not self.how.reuse:
+            return []
+        execution = dataclasses.replace(self.execution, probed_later=tuning and bool(self.spec.probes))
+        wanted = []
+        for run in plan.runs.values():
+            if not self.store.run(run.id).path.exists():
+                probes = () if tuning or run.branches else self.spec.probes
+                wanted.append(Wanted(run.id, probes, execution.weights_kept(probes)))
+        with progress_bar("copying", self.how.quiet) as progress:
+            copied = copy_finished_runs(
+                self.store,
+                self.how.reuse,
+                wanted,
+                stop=Stop(deadline=self.how.deadline),
+                progress=progress,
+                note=lambda message: self._note_once([message]),
+            )
+        if copied:
+            self.display.note(f"{counted(len(copied), 'finished run')} copied from other studies")
+        elif wanted and not tuning and time.monotonic() < self.how.deadline:
+            self._note_unused_sources()
+        return copied
+
+    def _remove_unprobed_copies(self, plan: Plan) -> None:
+        """Remove copied trials that have become runs of the study and lack the weights for its probes."""
+        for run in (self.store.run(run) for run in self._trial_copies & plan.runs.keys()):
+            if not run.weights.is_file() and run.missing_probes(self.spec.probes):
+                shutil.rmtree(run.path)
+
+    def _note_unused_sources(self) -> None:
+        """Name the other studies if no run of theirs was copied, by this start or an earlier one."""
+        paths = [source.store.path for source in self.how.reuse if not source.same_plan]
+        used = set(History.read(self.store.path).origins().values())
+        if paths and not any(path.name in used for path in paths):
+            self._note_once([f"no finished run of {', '.join(map(str, paths))} is a run of this study"])
+
+    def execute(self, plan: Plan, later: Sequence[Work] = (), probed_later: bool = False) -> Summary:
         """Train and evaluate the unfinished runs of a plan until the deadline; `later` follows after it."""
-        execution = self.execution
-        if keep_weights:
-            execution = dataclasses.replace(execution, keep_weights=True)
+        execution = dataclasses.replace(self.execution, probed_later=probed_later)
         seconds = max(0.0, self.how.deadline - time.monotonic())
         with forwarding(self.display, self.store, self.spec.name, self.how.sinks) as shown:
             return execute(

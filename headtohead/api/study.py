@@ -22,6 +22,7 @@ from headtohead.common.errors import MissingFile, UserError
 from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import progress_bar
 from headtohead.common.terminal import say
+from headtohead.common.text import check_plain
 from headtohead.integrations.sinks import Sink, find_sinks
 from headtohead.mechanisms.contract.score import Score
 from headtohead.study.config.folder import check_same_study, default_folder
@@ -232,7 +233,9 @@ def _stores(folders: str | Path | Sequence[str | Path]) -> tuple[Store, ...]:
     given = [folders] if isinstance(folders, str | Path) else folders
     if not isinstance(given, Sequence) or not all(isinstance(folder, str | Path) for folder in given):
         raise UserError(f"reuse is a directory or a list of directories, not {folders!r}")
-    paths = [Path(folder).resolve() for folder in given]
+    if "" in given:
+        raise UserError("reuse: the name of a directory is empty")
+    paths = [Path(check_plain(str(folder), "reuse")).resolve() for folder in given]
     for path in paths:
         if not (path / "runs").is_dir():
             raise MissingFile(f"reuse: {path} is not the directory of a study: it has no runs")

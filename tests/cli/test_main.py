@@ -555,6 +555,7 @@ BAD_FILES = [
     (["race", "--arms", "standard", "diagonal", "--corpus", "file:empty.txt"], "empty"),
     (["race", "--arms", "standard", "diagonal", "--corpus", "file:short.txt"], "short.txt"),
     (["race", "--arms", "standard", "diagonal", "--corpus", "file:binary.bin"], "binary.bin"),
+    (["race", "--arms", "standard", "diagonal", "--reuse"], "--reuse takes one directory or more"),
     (["race", "--arms", "standard", "./bare.py:Mine"], "unknown class in ./bare.py 'Mine'"),
     (["race", "--arms", "standard", "./syntax.py:Mine"], "syntax.py"),
     (["race", "--arms", "standard", "./raising.py:Mine"], "raising.py"),

@@ -13,9 +13,11 @@ from headtohead.api.result import StudyResult
 from headtohead.api.runner import StudyRunner
 from headtohead.common.errors import UserError
 from headtohead.common.schema import write_document
+from headtohead.common.stop import Stop
 from headtohead.study.plan.tuning import grid_spec
-from headtohead.study.store.copies import Source, copy_finished_runs
-from headtohead.study.store.history import History
+from headtohead.study.store.archive import check_run
+from headtohead.study.store.copies import Source, Wanted, copy_finished_runs
+from headtohead.study.store.history import MAX_BYTES, History
 from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_store import RunDirectory, Store
 
@@ -35,10 +37,12 @@ def run(
     probes: tuple[str, ...] = (),
     tune: dict[str, object] | None = None,
     seeds: int | list[int] = 2,
+    branches: list[int] | None = None,
     quiet: bool = True,
     **how: object,
 ) -> StudyResult:
-    settings = {"tokens": 1024, "batch": 256, "seeds": seeds, "probes": list(probes)}
+    length = {"tokens": 1024} if branches is None else {"branches": branches}
+    settings = {**length, "batch": 256, "seeds": seeds, "probes": list(probes)}
     if tune is not None:
         settings["tune"] = tune
     study = h2h.Study(arms=list(arms), corpus=f"file:{story}", **settings)
@@ -116,6 +120,15 @@ def test_runs_of_a_paper_are_marked_if_its_studies_were_changed_after_results(
     }
 
 
+def test_settings_that_were_changed_before_the_first_run_are_no_mark(story: Path, tmp_path: Path) -> None:
+    file = paper(tmp_path, story, rates="lr = 2e-3", more="lr = 1e-3")
+    with pytest.raises(UserError, match="nonsense"):
+        h2h.reproduce(file, out=tmp_path / "o", device="nonsense", quiet=True)
+    found = reproduced(paper(tmp_path, story))
+    assert found.summary.done == 6, "the studies share the runs of standard"
+    assert not any(row.marks for study in found.studies.values() for row in study.verdicts)
+
+
 def test_trials_of_a_study_that_is_still_tuned_are_shared_without_a_mark(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,9 +165,7 @@ def test_a_run_copied_within_a_paper_keeps_the_mark_of_an_earlier_copy(
     source = Store(first.path)
     copies(source, tmp_path / "a", same_plan=False)
     copies(Store(tmp_path / "a"), tmp_path / "b")
-    (row,) = History.read(tmp_path / "b").rows
-    assert row.content["study"] == first.path.name
-    assert row.content["runs"] == [folder.id for folder in source.runs()]
+    assert History.read(tmp_path / "b").origins() == {folder.id: first.path.name for folder in source.runs()}
 
 
 def test_a_study_stopped_while_tuning_is_not_run(story: Path, tmp_path: Path) -> None:
@@ -182,8 +193,8 @@ def copied(first: StudyResult, folder: Path) -> Store:
 def copies(source: Store, target: Path, probes: tuple[str, ...] = (), same_plan: bool = True) -> int:
     store = Store(target)
     store.make()
-    ids = [folder.id for folder in source.runs()]
-    return copy_finished_runs(store, [Source(source, same_plan)], ids, probes)
+    wanted = [Wanted(folder.id, probes) for folder in source.runs()]
+    return len(copy_finished_runs(store, [Source(source, same_plan)], wanted))
 
 
 def test_failures_depend_on_the_machine_and_are_not_copied(tmp_path: Path, first: StudyResult) -> None:
@@ -265,16 +276,67 @@ def test_a_run_that_another_process_copied_first_is_kept(
     assert len(list((tmp_path / "b" / "runs").iterdir())) == 4
 
 
+def test_a_run_that_another_process_trains_meanwhile_is_not_marked(
+    tmp_path: Path, first: StudyResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Store(tmp_path / "b")
+
+    def slowly(staged: Path) -> None:
+        for run in staged.parent.iterdir():
+            target.run(run.name).path.mkdir()
+
+    monkeypatch.setattr("headtohead.study.store.copies._sync", slowly)
+    assert copies(Store(first.path), target.path, same_plan=False) == 0
+    assert History.read(target.path).rows == []
+
+
+def test_runs_copied_before_an_interruption_are_kept(
+    tmp_path: Path, first: StudyResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = Store(first.path), Store(tmp_path / "b")
+    last = source.runs()[-1].id
+
+    def interrupted(run: RunDirectory) -> None:
+        if run.id == last:
+            raise KeyboardInterrupt
+        check_run(run)
+
+    monkeypatch.setattr("headtohead.study.store.copies.check_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        copies(source, target.path, same_plan=False)
+    kept = [run.id for run in source.runs()[:-1]]
+    assert [path.name for path in sorted((target.path / "runs").iterdir())] == kept
+    assert list(History.read(target.path).origins()) == kept
+
+
+def test_copying_ends_at_the_time_limit_after_one_run(tmp_path: Path, first: StudyResult) -> None:
+    source, store = Store(first.path), Store(tmp_path / "b")
+    store.make()
+    wanted = [Wanted(run.id) for run in source.runs()]
+    assert len(copy_finished_runs(store, [Source(source)], wanted, stop=Stop(deadline=0.0))) == 1
+
+
+def test_a_study_with_a_damaged_history_does_not_stop_another(tmp_path: Path, first: StudyResult) -> None:
+    damaged, store = copied(first, tmp_path / "a"), Store(tmp_path / "b")
+    (damaged.path / "history.jsonl").write_bytes(b" " * (MAX_BYTES + 1))
+    store.make()
+    wanted, notes = [Wanted(run.id) for run in damaged.runs()], list[str]()
+    sources = [Source(damaged, same_plan=True), Source(Store(first.path))]
+    assert len(copy_finished_runs(store, sources, wanted, note=notes.append)) == 4
+    (note,) = notes
+    assert note.startswith(f"no runs of {damaged.path} are copied: ")
+
+
 def test_verdicts_say_that_runs_were_copied(story: Path, tmp_path: Path, first: StudyResult) -> None:
     again = run(story, tmp_path / "b", "standard", "gated", reuse=first.path)
     assert again.summary.done == 0
     for label in ("gated", "standard"):
         assert f"2 runs of {label} copied from another study" in " ".join(again.sentences())
     source = copied(first, tmp_path / "a")
-    for same_plan, rows in ((False, 1), (True, 0)):
-        target = tmp_path / f"c{rows}"
+    for same_plan, recorded in ((False, 4), (True, 0)):
+        target = tmp_path / f"c{recorded}"
         copies(source, target, same_plan=same_plan)
-        assert len(History.read(target).rows) == rows
+        assert len(History.read(target).origins()) == recorded
 
 
 def test_a_run_that_was_a_trial_of_the_tuning_too_is_marked_as_copied(story: Path, tmp_path: Path) -> None:
@@ -325,6 +387,58 @@ def test_trials_that_are_runs_of_the_study_keep_their_weights_for_its_probes(
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
+def test_trials_are_copied_without_the_probes_of_the_study(story: Path, tmp_path: Path) -> None:
+    tune = {"lr": [1e-3, 2e-3, 4e-3], "seeds": 2}
+    how = {"probes": ("positions",), "tune": tune, "keep_weights": False}
+    first = run(story, tmp_path / "a", "standard", **how)
+    again = run(story, tmp_path / "b", "standard", reuse=first.path, **how)
+    assert again.summary.done == 0
+    assert History.read(again.path).origins().keys() == {folder.id for folder in Store(first.path).runs()}
+    for folder in (Store(first.path).run(entry.run) for entry in first.manifest.entries):
+        shutil.rmtree(folder.path / "probes")
+    third = run(story, tmp_path / "c", "standard", reuse=first.path, **how)
+    assert third.summary.done == 2, "the runs of the study, for their probes"
+    store = Store(third.path)
+    assert all(store.run(entry.run).probe("positions") is not None for entry in third.manifest.entries)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_copied_trunks_need_no_probes_and_keep_no_weights(story: Path, tmp_path: Path) -> None:
+    how = {"probes": ("positions",), "branches": [1280, 2560], "keep_weights": False}
+    first = run(story, tmp_path / "a", "standard", **how)
+    again = run(story, tmp_path / "b", "standard", reuse=first.path, **how)
+    assert len(History.read(again.path).origins()) == len(Store(first.path).runs()) == 6
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_weights_that_were_kept_on_purpose_are_never_deleted(story: Path, tmp_path: Path) -> None:
+    tune = {"lr": [1e-3, 2e-3, 4e-3], "seeds": 2}
+    run(story, tmp_path, "standard", tune=tune)
+    kept = list(tmp_path.rglob("*.safetensors"))
+    found = run(story, tmp_path, "standard", tune=tune, probes=("positions",), keep_weights=False)
+    store = Store(tmp_path)
+    assert all(store.run(entry.run).probe("positions") is not None for entry in found.manifest.entries)
+    assert list(tmp_path.rglob("*.safetensors")) == kept != []
+
+
+def test_weights_that_a_killed_process_left_for_probes_are_deleted(story: Path, tmp_path: Path) -> None:
+    how = {"probes": ("positions",), "keep_weights": False}
+    run(story, tmp_path, "standard", "gated", **how)
+    for folder in Store(tmp_path).runs():
+        folder.keep_weights(b"weights")
+        folder.keep_weights_until_probed()
+    run(story, tmp_path, "standard", **how)
+    assert not list(tmp_path.rglob("final.*"))
+
+
+def test_a_study_that_was_partly_copied_by_an_earlier_start_says_nothing(
+    story: Path, tmp_path: Path, first: StudyResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(story, tmp_path / "b", "standard", seeds=[1], reuse=first.path)
+    run(story, tmp_path / "b", "standard", "sink", seeds=[1], reuse=first.path, quiet=False)
+    assert "is a run of this study" not in capsys.readouterr().out
+
+
 def test_a_study_without_matching_runs_says_so(
     story: Path, tmp_path: Path, first: StudyResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -341,8 +455,7 @@ def test_runs_are_marked_before_they_are_copied(
     monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(UserError, match="No space left on device"):
         copies(Store(first.path), tmp_path / "b", same_plan=False)
-    (row,) = History.read(tmp_path / "b").rows
-    assert row.content["runs"] == [folder.id for folder in Store(first.path).runs()]
+    assert list(History.read(tmp_path / "b").origins()) == [Store(first.path).runs()[0].id]
     assert list((tmp_path / "b" / "runs").iterdir()) == []
 
 
@@ -361,6 +474,12 @@ def test_times_of_another_study_are_not_copied(tmp_path: Path, first: StudyResul
 @pytest.mark.parametrize("reuse", [5, None, [None]])
 def test_reuse_takes_directories(story: Path, tmp_path: Path, reuse: object) -> None:
     with pytest.raises(UserError, match="reuse is a directory or a list of directories"):
+        run(story, tmp_path / "b", "standard", "gated", reuse=reuse)
+
+
+@pytest.mark.parametrize("reuse", ["", [""], "a\0b", "a\udcff"])
+def test_a_name_that_no_directory_has_is_rejected(story: Path, tmp_path: Path, reuse: object) -> None:
+    with pytest.raises(UserError, match=r"^reuse"):
         run(story, tmp_path / "b", "standard", "gated", reuse=reuse)
 
 

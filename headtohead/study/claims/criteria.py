@@ -252,13 +252,13 @@ class RunCriterion(Criterion):
             found.append(contest)
         contests = self.judged_contests(evidence, found)
         part = self.outcome(evidence, contests)
-        part.marks = evidence.marks(contests, self.judged_arms)
         names = {key: "corpus_label" if key == "corpus" else key for key in PLACE}
         where = {"study": self.study} | {key: _joined(contests, name) for key, name in names.items()}
         part.measured = [row | where for row in part.measured]
         if not any(row["n"] for row in part.measured) and self.unfinished(evidence, contests):
             part.scale = NOT_RUN
             return part
+        part.marks = evidence.marks(contests, self.judged_arms)
         differs = evidence.other_scale(self.at if self.at != At() else at, contests, self.arms[0])
         part.scale, part.differs = REDUCED if differs else PUBLISHED, differs
         if {part.direction, part.size} & {SUPPORTED, CONTRADICTED} and (

@@ -171,10 +171,10 @@ class ProbeNumber(NumberCriterion, kind="probe"):
         return f"{path} of {evidence.manifest.baseline} is {shown}; a comparison needs {least:g} or more"
 
     def unfinished(self, evidence: Evidence, contests: Sequence[Contest]) -> bool:
-        """Return whether a run has no result, or the probe was not taken on it."""
+        """Return whether a run has no result, or is done and the probe was not taken on it."""
         runs, name = evidence.runs(contests, self.judged_arms), self._taken(evidence)
         return super().unfinished(evidence, contests) or any(
-            evidence.found(run, name) is None for run in runs
+            evidence.results[run].status == "done" and evidence.found(run, name) is None for run in runs
         )
 
     def _machines(self, evidence: Evidence, contest: Contest) -> set[str]:

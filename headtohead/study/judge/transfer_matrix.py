@@ -77,6 +77,10 @@ def corpus_matrix(manifest: Manifest, results: Mapping[str, RunResult], probes: 
             # Whether a model is untrained is judged by the token frequencies of the text it is evaluated on.
             lines = {contest.corpus_label: manifest.references[label]} if label in manifest.references else {}
             part = dataclasses.replace(manifest, entries=entries, references=lines, primary=None)
+            if not own:
+                # The trials of the tuning were scored on the training corpus: on another one their leads say nothing.
+                unscored = tuple(dataclasses.replace(rate, score=None) for rate in manifest.tuning)
+                part = dataclasses.replace(part, tuning=unscored)
             cells += [Cell(contest, contest.corpus_label, label, row) for row in study_verdicts(part, moved)]
     return cells
 

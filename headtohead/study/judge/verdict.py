@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from headtohead.study.judge.statistics import (
 )
 from headtohead.study.judge.trust import failed_check_label, weaken
 from headtohead.study.store.history import NO_MARKS, Marks
-from headtohead.study.store.manifest import METRIC, Contest, Manifest, Measure, Rate, metric_label
+from headtohead.study.store.manifest import METRIC, Contest, Manifest, Measure, metric_label
 from headtohead.study.store.result import Blocks, RunResult
 
 _VERDICTS = ("better", "worse", "equivalent", "undecided")
@@ -121,11 +120,19 @@ def study_verdicts(
     """
     verdicts = []
     for contest in manifest.contests():
+        used = measure or manifest.measure(contest)
         rows = [
-            _compare(manifest, contest, text, label, results, marks, measure or manifest.measure(contest))
+            _compare(manifest, contest, text, label, results, marks, used)
             for text, label in manifest.arms
             if label != manifest.baseline
         ]
+        arm_notes = {
+            label: [
+                *_copy_notes(manifest, contest, label, marks.copied),
+                *_rate_notes(manifest, contest, label, results, used.name),
+            ]
+            for _, label in manifest.arms
+        }
         dropped = marks.dropped.get(contest.title, ())
         for row, p in zip(rows, holm([*(row.p for row in rows), *dropped]), strict=False):
             row.p_holm = p
@@ -143,11 +150,8 @@ def study_verdicts(
                 row.mark(f"computed with numerics {contest.numerics}")
             for note in marks.notes:
                 row.mark(note)
-            for label, values in ((row.label, row.values), (row.baseline_label, row.baseline_values)):
-                for note in (
-                    *_copy_notes(manifest, contest, label, marks.copied),
-                    *_rate_notes([rate for rate in manifest.rates(contest) if rate.label == label], values),
-                ):
+            for label in (row.label, row.baseline_label):
+                for note in arm_notes[label]:
                     row.mark(note, label)
         verdicts += rows
     planned = marks.primary in ("", manifest.primary)
@@ -322,12 +326,15 @@ def _judge(row: Verdict) -> None:
         note(f"a significant difference, but within the margin of {row.margin:g}")
 
 
-def _rate_notes(rates: Sequence[Rate], values: Sequence[float]) -> list[str]:
+def _rate_notes(
+    manifest: Manifest, contest: Contest, label: str, results: Mapping[str, RunResult], metric: str
+) -> list[str]:
     """Return what is doubtful about the rate that was chosen for an arm: at an edge of the grid, or by less than the noise.
 
-    `values` are the arm's scores over seeds. Two means over `seeds` trials differ by chance by the standard deviation of a
-    score times sqrt(2 / seeds).
+    Two means over `seeds` trials differ by chance by the standard deviation of the arm's score over seeds times
+    sqrt(2 / seeds).
     """
+    rates = [rate for rate in manifest.rates(contest) if rate.label == label]
     best = next((rate for rate in rates if rate.chosen), None)
     if best is None:
         return []
@@ -336,6 +343,8 @@ def _rate_notes(rates: Sequence[Rate], values: Sequence[float]) -> list[str]:
     leads = {
         rate.lr: abs(rate.score - score) for rate in rates if rate.score is not None and rate is not best
     }
+    scores = (_value(results.get(run), metric) for run in manifest.runs(contest, label).values())
+    values = [value for value in scores if value is not None]
     if leads and len(values) > 1:
         second, noise = min(leads, key=leads.__getitem__), stdev(values) * math.sqrt(2 / best.seeds)
         if leads[second] < noise:
@@ -347,19 +356,17 @@ def _rate_notes(rates: Sequence[Rate], values: Sequence[float]) -> list[str]:
 
 
 def _copy_notes(manifest: Manifest, contest: Contest, label: str, copied: Mapping[str, str]) -> list[str]:
-    """Return how many runs of an arm, or of the trunks of its branches, were copied from another study."""
-    trunk = dataclasses.replace(contest, branch="")
-    runs = [
-        entry.run
-        for entry in (*manifest.entries, *manifest.trunks)
-        if entry.label == label and entry.contest in (contest, trunk) and entry.run in copied
+    """Return for how many seeds the run of an arm, or the trunk that it branches from, was copied from another study."""
+    trunks = manifest.trunk_runs(contest, label)
+    origins = [
+        study
+        for seed, run in manifest.runs(contest, label).items()
+        if (study := copied.get(run) or copied.get(trunks.get(seed, "")))
     ]
-    if not runs:
+    if not origins:
         return []
-    studies = ", ".join(dict.fromkeys(copied[run] for run in runs))
-    return [
-        f"{counted(len(runs), 'run')} of {label} copied from another study, whose results were known before: {studies}"
-    ]
+    runs, studies = counted(len(origins), "run"), ", ".join(dict.fromkeys(origins))
+    return [f"{runs} of {label} copied from another study, whose results were known before: {studies}"]
 
 
 def _withhold(row: Verdict, verdicts: Sequence[str], reason: str) -> None:

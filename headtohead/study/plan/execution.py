@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
 from headtohead.study.store.run_spec import RunSpec
+from headtohead.study.store.run_store import KeptWeights
 from headtohead.training.settings import TrainSettings
 
 _MAX_THREADS = 1024
@@ -31,6 +32,8 @@ class ExecutionSettings:
     data_dir: str = ""
     save_every: float = 60.0
     keep_weights: bool = True
+    probed_later: bool = False
+    """Whether probes may be taken in a later execution, as of trials of a tuning that are runs of the study."""
     compile: bool | None = None
     """Whether models are compiled. None: where it is faster."""
     micro: int = 0
@@ -44,6 +47,12 @@ class ExecutionSettings:
         most = max(_MAX_THREADS, os.cpu_count() or 1)
         if not 1 <= self.threads <= most:
             raise UserError(f"threads={self.threads} is not between 1 and {most:,}")
+
+    def weights_kept(self, probes: Sequence[str]) -> KeptWeights:
+        """Return whether the weights of a run with these probes are kept."""
+        if self.keep_weights:
+            return "yes"
+        return "until probed" if probes or self.probed_later else "no"
 
 
 def layers_of(spec: RunSpec) -> list[Composed]:

@@ -40,7 +40,7 @@ from headtohead.study.plan.dataset import CorpusDataset, Dataset, TaskDataset
 from headtohead.study.plan.init_from import Start, check_compatible, find_start
 from headtohead.study.plan.plan import LayerTable, Plan, Rates, StepTime, StepTimes
 from headtohead.study.probes import needed_data
-from headtohead.study.store.manifest import Contest, Entry, Solved, flops_label
+from headtohead.study.store.manifest import Contest, Entry, Solved, flops_label, trunk_label
 from headtohead.study.store.run_spec import DataSource, Parent, RunSpec
 from headtohead.training.circuit_rates import assign
 from headtohead.training.settings import TrainSettings
@@ -251,7 +251,7 @@ class _Planner:
                 training, branches, starts = grow([run.training for run in same_arm], first.size.context)
             marks = tuple(sorted(set(starts)))
             trunk = _with_training(first, training, place.dataset)
-            trunk = dataclasses.replace(trunk, label=f"{first.label}, trunk", branches=marks)
+            trunk = dataclasses.replace(trunk, label=trunk_label(first.label), branches=marks)
             for seed in self.spec.seeds:
                 own = dataclasses.replace(trunk, seed=seed)
                 self.trunks.append((place.contest, own))

@@ -25,7 +25,7 @@ from headtohead.study.run.events import Emit, Event
 from headtohead.study.run.gate import check_trained, has_user_code
 from headtohead.study.store.result import SPLITS, Best, Cost, RunResult, Score
 from headtohead.study.store.run_spec import RunSpec
-from headtohead.study.store.run_store import RunDirectory
+from headtohead.study.store.run_store import KeptWeights, RunDirectory
 from headtohead.training.batches import BatchSource
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Outcome, Trainer
@@ -56,7 +56,7 @@ def finish(
     *,
     changes: list[str],
     rows: int,
-    keep_weights: bool,
+    weights: KeptWeights,
     stop: Stop,
     emit: Emit,
 ) -> str:
@@ -96,7 +96,7 @@ def finish(
     run.keep_cost(cost)
     if dataset.tokenizer is not None:
         run.keep_tokenizer(dataset.tokenizer)
-    _keep(run, model, result, keep_weights)
+    _keep(run, model, result, weights)
     stop.advance()
     return result.status
 
@@ -206,11 +206,13 @@ def _late_fall(rows: Sequence[LoggedRow]) -> float | None:
     return round((before - after) / before, 4) if before > 0 else None
 
 
-def _keep(run: RunDirectory, model: Decoder, result: RunResult, keep_weights: bool) -> None:
+def _keep(run: RunDirectory, model: Decoder, result: RunResult, weights: KeptWeights) -> None:
     """Save the weights, write the result, then delete the checkpoints."""
-    if keep_weights and result.status == "done":
+    if weights != "no" and result.status == "done":
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         run.keep_weights(save(tensors))
+        if weights == "until probed":
+            run.keep_weights_until_probed()
     run.finish(result)
     for path in run.checkpoints.glob("step-*") if run.checkpoints.is_dir() else ():
         shutil.rmtree(path, ignore_errors=True)

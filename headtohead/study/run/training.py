@@ -288,7 +288,7 @@ class TrainingPass:
             outcome,
             changes=row.changes,
             rows=count if row.spec.stacked else 0,
-            keep_weights=self.execution.keep_weights or bool(self.probes),
+            weights=self.execution.weights_kept(self.probes),
             stop=self.stop,
             emit=self.emit,
         )
@@ -311,7 +311,9 @@ class TrainingPass:
         """Take the missing probes; weights that were kept for them alone are deleted after the last one."""
         data_dir = self.execution.data_dir
         take_probes(run, spec, model, dataset, data_dir, missing, self.stop, self.emit)
-        if not self.execution.keep_weights and not run.missing_probes(self.probes):
+        execution = self.execution
+        last = not execution.keep_weights and not execution.probed_later
+        if last and run.weights_are_temporary and not run.missing_probes(self.probes):
             run.delete_weights()
 
     def _dataset(self, spec: RunSpec) -> Dataset:

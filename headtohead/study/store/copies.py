@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import sync_directory
+from headtohead.common.stop import NEVER, Stop
 from headtohead.study.probes import is_timed
 from headtohead.study.store.archive import FILES, check_run
+from headtohead.study.store.history import NAME as HISTORY
 from headtohead.study.store.history import History
 from headtohead.study.store.result import NO_COST, Cost
-from headtohead.study.store.run_store import PROBES, RunDirectory, Store
+from headtohead.study.store.run_store import PROBES, KeptWeights, RunDirectory, Store
+from headtohead.study.store.shared import exclusive
 
 
 @dataclass(frozen=True)
@@ -30,41 +33,63 @@ class Source:
     recorded in history.jsonl, because its results were known before this study was planned."""
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """A run that may be copied."""
+
+    run: str
+    probes: Sequence[str] = ()
+    """A run that lacks one of them, and the weights to take it, is not copied."""
+    weights: KeptWeights = "yes"
+
+
 def copy_finished_runs(
     store: Store,
     sources: Sequence[Source],
-    ids: Iterable[str],
-    probes: Sequence[str] = (),
-    keep_weights: bool = True,
-) -> int:
-    """Copy runs that have not begun in the store and are finished in another one; return their number.
+    wanted: Sequence[Wanted],
+    *,
+    stop: Stop = NEVER,
+    progress: Callable[[str, float], None] = lambda message, share: None,
+    note: Callable[[str], None] = lambda message: None,
+) -> list[str]:
+    """Copy runs that have not begun in the store and are finished in another one, one by one; return their ids.
 
     The id of a run is the hash of everything that can change its result. What depends on the machine is not copied: probes
-    that measure time, the times of runs that another study trained, and failures. A run is trained here if its copy is damaged,
-    or lacks the weights for a probe that is still to be taken. Weights that no probe needs are copied with `keep_weights` only.
+    that measure time, the times of runs that another study trained, and failures. A run whose copy is damaged is trained
+    here. `note` receives why a study cannot be copied from.
     """
-    wanted = list(ids)
-    return sum(_copy_from(source, store, wanted, probes, keep_weights) for source in sources)
+    copied: list[str] = []
+    for source in sources:
+        left = [one for one in wanted if not store.run(one.run).path.exists()]
+        try:
+            known = History.read(source.store.path).origins() if source.same_plan and left else {}
+        except DamagedFile as error:
+            note(f"no runs of {source.store.path} are copied: {error}")
+            continue
+        for index, one in enumerate(left):
+            if stop():
+                return copied
+            progress(f"copying runs of {source.store.path.name}", index / len(left))
+            origin = known.get(one.run, "") if source.same_plan else source.store.path.name
+            if _copy(source, store, one, origin):
+                copied.append(one.run)
+                stop.advance()
+    return copied
 
 
-def _copy_from(
-    source: Source, store: Store, ids: Sequence[str], probes: Sequence[str], keep_weights: bool
-) -> int:
-    """Copy runs under a temporary name, check them, record them in history.jsonl and rename them; return their number."""
+def _copy(source: Source, store: Store, wanted: Wanted, origin: str) -> bool:
+    """Copy a run under a temporary name, check it, record its origin in history.jsonl, if any, and rename it."""
     staging = store.path / "runs" / f".copies.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    staged, target = RunDirectory(staging / wanted.run), store.run(wanted.run).path
     try:
-        staged = [
-            run
-            for run in (RunDirectory(staging / run_id) for run_id in ids)
-            if not store.run(run.id).path.exists() and _stage(source, run, probes, keep_weights)
-        ]
-        if origins := _origins(source, [run.id for run in staged]):
-            with History.changing(
-                store.path
-            ) as history:  # before the renames: a copied run is never without its mark
-                for study, runs in origins.items():
-                    history.copied(study, runs)
-        return sum(_renamed(run.path, store.run(run.id).path) for run in staged)
+        if not _stage(source, staged, wanted):
+            return False
+        with exclusive(store.path):
+            if target.exists():  # another process was faster
+                return False
+            if origin:  # before the rename: a copied run is never without its mark
+                History(store.path / HISTORY, []).copied(origin, [wanted.run])
+            return _renamed(staged.path, target)
     except OSError as error:
         raise UserError(
             f"cannot copy runs of {source.store.path} to {store.path}: {error.strerror}"
@@ -73,20 +98,7 @@ def _copy_from(
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _origins(source: Source, ids: Sequence[str]) -> dict[str, list[str]]:
-    """Return the runs to record as copied, by the study from which they were copied first."""
-    if not ids:
-        return {}
-    if not source.same_plan:
-        return {source.store.path.name: list(ids)}
-    known = History.read(source.store.path).origins()
-    return {
-        study: [run for run in ids if known.get(run) == study]
-        for study in dict.fromkeys(known[run] for run in ids if run in known)
-    }
-
-
-def _stage(source: Source, staged: RunDirectory, probes: Sequence[str], keep_weights: bool) -> bool:
+def _stage(source: Source, staged: RunDirectory, wanted: Wanted) -> bool:
     """Copy a finished run to a temporary directory and check it; return whether it can be used."""
     run = source.store.run(staged.id)
     if not run.finished():
@@ -96,10 +108,12 @@ def _stage(source: Source, staged: RunDirectory, probes: Sequence[str], keep_wei
         place.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             shutil.copyfile(path, place, follow_symlinks=False)
-    if not _usable(staged, probes):
+    if not _usable(staged, wanted.probes):
         return False
-    if not keep_weights and not staged.missing_probes(probes):
+    if wanted.weights == "no":
         staged.delete_weights()
+    elif wanted.weights == "until probed" and staged.weights.is_file():
+        staged.keep_weights_until_probed()
     if not source.same_plan and (cost := staged.costs()) != NO_COST:
         staged.keep_cost(_untimed(cost))
     _sync(staged.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -205,6 +205,15 @@ class Manifest(Stored):
         """Return run ids by seed."""
         return self._run_ids.get((contest, label), {})
 
+    def trunk_runs(self, contest: Contest, label: str) -> dict[int, str]:
+        """Return by seed the ids of the trunks that an arm's runs branch from, empty in a contest without branches."""
+        if not contest.branch:
+            return {}
+        place, trunk = replace(contest, branch=""), trunk_label(label)
+        return {
+            entry.seed: entry.run for entry in self.trunks if entry.label == trunk and entry.contest == place
+        }
+
     @cached_property
     def _run_ids(self) -> dict[tuple[Contest, str], dict[int, str]]:
         found: dict[tuple[Contest, str], dict[int, str]] = {}
@@ -219,6 +228,11 @@ class Manifest(Stored):
             if not record[name]:
                 del record[name]
         return record
+
+
+def trunk_label(label: str) -> str:
+    """Return the label of the trunks of an arm."""
+    return f"{label}, trunk"
 
 
 def flops_label(sources: dict[str, str]) -> str:

@@ -3,7 +3,8 @@
 runs/ID/spec.json         what the run is
         environment.json  versions, device, commit and attention backend of every start
         metrics.jsonl     one row per logged interval
-        checkpoint/       training state; when the run is done, the trained weights and their checksum
+        checkpoint/       training state; when the run is done, the trained weights, their checksum, and whether they are
+                          kept for probes only
         cost.json         time, memory, throughput: not reproducible
         probes/           measurements on the trained run other than its loss, one file each
         result.json       written last: only reproducible numbers
@@ -23,7 +24,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -61,6 +62,8 @@ from headtohead.study.store.run_names import RunNames, names_of_runs, names_of_s
 from headtohead.study.store.run_spec import InvalidSpec, RunSpec, run_spec_from
 
 T = TypeVar("T")
+KeptWeights = Literal["yes", "until probed", "no"]
+"""Whether the trained weights of a run are kept."""
 DAMAGED = ".damaged"
 PROBES = "probes"
 RUN_ID = re.compile(r"[0-9a-f]{16}")
@@ -360,12 +363,26 @@ class RunDirectory:
     def keep_weights(self, content: bytes) -> None:
         """Write the trained weights and a file with their checksum."""
         self.checkpoints.mkdir(exist_ok=True)
+        self._until_probed.unlink(missing_ok=True)
         write_atomic(self.weights.with_suffix(".sha256"), digest(content) + "\n")
         write_atomic(self.weights, content)
 
+    def keep_weights_until_probed(self) -> None:
+        """Record that the weights are kept for probes only."""
+        write_atomic(self._until_probed, "these weights are deleted when all probes are taken\n")
+
+    @property
+    def weights_are_temporary(self) -> bool:
+        """Whether the weights are kept for probes only."""
+        return self._until_probed.is_file()
+
+    @property
+    def _until_probed(self) -> Path:
+        return self.weights.with_suffix(".until_probed")
+
     def delete_weights(self) -> None:
-        """Delete the trained weights and their checksum."""
-        for path in (self.weights, self.weights.with_suffix(".sha256")):
+        """Delete the trained weights and the files about them."""
+        for path in (self.weights, self.weights.with_suffix(".sha256"), self._until_probed):
             path.unlink(missing_ok=True)
 
     def check_weights_unchanged(self) -> None:

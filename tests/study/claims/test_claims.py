@@ -525,12 +525,18 @@ def test_a_claim_about_the_baseline_alone_has_the_marks_of_its_study(tmp_path: P
     marks = Marks(notes=("changed",), added_arms=frozenset({("x, nano, shape as_is, length tokens", "a")}))
     assert (
         "this arm was added after results existed"
-        in probed(tmp_path, SINK + ', expect = "lower"}', marks, a=LOW).marks
+        in probed(tmp_path, SINK + ', expect = "lower"}', marks, standard=HIGH, a=LOW).marks
     )
     assert probed(tmp_path, part, marks, standard=HIGH).marks == ["changed"]
 
 
-def probed(folder: Path, criteria: str, marks: Marks = NO_MARKS, **values: list[float]) -> ClaimResult:
+def probed(
+    folder: Path,
+    criteria: str,
+    marks: Marks = NO_MARKS,
+    diverged: str = "",
+    **values: list[float],
+) -> ClaimResult:
     """Return the claim judged from a probe's number for five synthetic seeds; arms that are not given have none."""
     paper = read_paper(written(folder, criteria))
     spec = build_study(paper.settings("paper"))
@@ -539,7 +545,7 @@ def probed(folder: Path, criteria: str, marks: Marks = NO_MARKS, **values: list[
         Entry(f"{label}/{seed}", label, seed, contest) for label in LABELS for seed in range(1, 6)
     )
     done = run_result(test={"bits_per_byte": 2.0, "blocks": [[2.0, 1.0]]})
-    results = {entry.run: done for entry in entries}
+    results = {entry.run: run_result("diverged") if entry.label == diverged else done for entry in entries}
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     manifest = Manifest(
         "p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), entries, probes=("skip:64", "indicators")
@@ -597,9 +603,16 @@ def test_numbers_of_probes_in_claims_have_words(name: str) -> None:
 
 
 def test_a_probe_that_was_not_taken_leaves_a_claim_open(tmp_path: Path) -> None:
-    found = probed(tmp_path, SINK + ', expect = "lower"}', standard=HIGH)
+    marks = Marks(notes=("changed",))
+    found = probed(tmp_path, SINK + ', expect = "lower"}', marks, standard=HIGH)
     assert (found.direction, found.scale) == ("open", "not run")
     assert "probe indicators was not taken" in found.reason
+    assert found.marks == [], "there is no measurement that they could qualify"
+
+
+def test_a_claim_about_a_probe_of_diverged_runs_is_run_and_open(tmp_path: Path) -> None:
+    found = probed(tmp_path, SINK + ', expect = "lower"}', diverged="a", standard=HIGH)
+    assert (found.direction, found.scale) == ("open", "published scale")
 
 
 def test_a_probe_that_the_scale_does_not_take_is_not_tested(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from headtohead.data.shards import prepare
 from headtohead.study.claims import judge_claims
 from headtohead.study.claims.paper import find_paper, read_paper
 from headtohead.study.config.spec import build_study
+from headtohead.study.judge.transfer_matrix import corpus_matrix, read_probes
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.store.manifest import manifest_from
+from headtohead.study.store.manifest import Rate, manifest_from
 from headtohead.study.store.run_store import Store
 
 ARMS = ["standard", "coupled", "sharing:tie=kv"]
@@ -69,6 +70,22 @@ def test_the_training_corpus_gives_the_studys_verdict(folder: Path) -> None:
     for row in result.verdicts:
         cell = own[row.corpus, row.label]
         assert (cell.difference, cell.p_holm, cell.verdict) == (row.difference, row.p_holm, row.verdict)
+
+
+def test_the_lead_of_a_rate_is_compared_with_scores_on_the_corpus_of_its_trials_only(folder: Path) -> None:
+    result = open_study(folder)
+    trials = [
+        Rate(contest.corpus, contest.size, contest.shape, "standard", lr, score, lr == 1e-3, edge=True)
+        for contest in result.manifest.contests()
+        for lr, score in ((1e-3, 2.0), (2e-3, 2.0 + 1e-9))
+    ]
+    manifest = dataclasses.replace(result.manifest, tuning=tuple(trials))
+    cells = corpus_matrix(manifest, result.results, read_probes(Store(folder), manifest, result.results))
+    assert {cell.trained == cell.evaluated for cell in cells} == {True, False}
+    for cell in cells:
+        edge, *lead = cell.verdict.marks
+        assert edge == "the best learning rate of standard is at the edge of the grid"
+        assert len(lead) == (cell.trained == cell.evaluated)
 
 
 def test_another_corpus_gives_the_score_of_evaluate(folder: Path, dials: list[str]) -> None:

@@ -15,12 +15,14 @@ from headtohead import Study, examine_study, open_study
 from headtohead.common.errors import UserError
 from headtohead.common.schema import write_document
 from headtohead.common.stop import NEVER
+from headtohead.study.judge.verdict import study_verdicts
 from headtohead.study.plan.branches import drop_checkpoints, grow, kept_checkpoint
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.plan import Plan
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.run.claim_loop import ClaimLoop
 from headtohead.study.run.events import Event
+from headtohead.study.store.history import Marks
 from headtohead.study.store.run_store import RunDirectory, Store
 from headtohead.training.settings import TrainSettings
 
@@ -49,6 +51,15 @@ def raced(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("branches") / "raced"
     assert not study(story).run(folder, workers=1, quiet=True).summary.left
     return folder
+
+
+def test_branches_of_a_copied_trunk_are_marked(story: Path) -> None:
+    manifest = planned(story).manifest
+    trunks = {entry.run: "before" for entry in manifest.trunks if entry.label == "standard, trunk"}
+    longest = manifest.runs(manifest.contests()[0], "standard")
+    verdicts = study_verdicts(manifest, {}, Marks(copied={longest[1]: "before", **trunks}))
+    note = "2 runs of standard copied from another study, whose results were known before: before"
+    assert [row.marks_about for row in verdicts] == [{"standard": [note]}] * len(COUNTS)
 
 
 @pytest.mark.parametrize("warmup", [0.0, 0.02, 0.3])

@@ -162,6 +162,18 @@ def test_a_rate_chosen_by_less_than_the_noise_of_its_trials_is_a_mark(
     ] * marked
 
 
+def test_the_noise_of_an_arms_rate_does_not_depend_on_the_arm_it_is_compared_with() -> None:
+    one = manifest(["base", "up", "short"])
+    contest = one.contests()[0]
+    best = Rate(contest.corpus, contest.size, contest.shape, "base", 2e-3, 2.0, True, False)
+    tuning = (best, replace(best, lr=4e-3, score=2.0001, chosen=False))
+    found = results({"base": BASE, "up": BETTER, "short": BETTER[:3]})
+    full, short = study_verdicts(replace(one, tuning=tuning), found, Marks())
+    assert (full.n, short.n) == (5, 3)
+    assert len(full.marks_about["base"]) == 1
+    assert short.marks_about["base"] == full.marks_about["base"]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -102,7 +102,7 @@ class Changes(Struct, frozen=True):
     run: str
     units: list[Unit]
     present: list[str]
-    """The names of its checkpoints; others have been deleted."""
+    """The names of its checkpoints and weights; others have been deleted."""
 
 
 class Post(Struct, frozen=True):

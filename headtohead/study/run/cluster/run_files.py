@@ -20,10 +20,13 @@ from headtohead.study.store.run_store import RunDirectory
 _FOLDERS = ("checkpoint", "branches", "probes")
 _KNOWN = re.compile(
     r"(metrics\.jsonl|environment\.json|cost\.json|tokenizer\.json|failure\.txt|result\.json"
-    r"|probes/[\w.-]+\.json|checkpoint/(step-\d{10}|final\.(safetensors|sha256))|branches/step-\d{10})"
+    r"|probes/[\w.-]+\.json|checkpoint/(step-\d{10}|final\.(safetensors|sha256|until_probed))|branches/step-\d{10})"
 )
 """The units of a run directory that are copied: all but spec.json, which the driver wrote, and the lock."""
-_CHECKPOINT = re.compile(r"(checkpoint|branches)/step-\d{10}")
+_DELETED = re.compile(
+    r"checkpoint/(step-\d{10}|final\.(safetensors|sha256|until_probed))|branches/step-\d{10}"
+)
+"""The units that a task may delete: checkpoints, and weights that were kept for probes only."""
 _FILE = re.compile(r"[\w-][\w.-]*")
 _MAX_BYTES = 2**40
 Signature = tuple[int, int, int]
@@ -76,7 +79,7 @@ class SentFiles:
                 now.pop(name)
             else:
                 units.append(unit)
-        present = [name for name in now if _CHECKPOINT.fullmatch(name)]
+        present = [name for name in now if _DELETED.fullmatch(name)]
         self._next = now
         return Changes(self.run.id, units, present) if units or now.keys() != self._sent.keys() else None
 
@@ -96,11 +99,14 @@ def apply_changes(run: RunDirectory, changes: Changes) -> None:
     ):
         _write(run.path / unit.name, unit)
     # The last checkpoint is deleted only with the result: the task may die between the two.
-    steps = [name for name in units_of(run.path) if _CHECKPOINT.fullmatch(name)]
     newer = last or run.finished() or any(name.startswith("checkpoint/") for name in changes.present)
-    for name in steps:
-        if name not in changes.present and (newer or name.startswith("branches/")):
-            shutil.rmtree(run.path / name, ignore_errors=True)
+    for name in filter(_DELETED.fullmatch, units_of(run.path)):
+        if name in changes.present or not (newer or name.startswith("branches/")):
+            continue
+        if (path := run.path / name).is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     for unit in last:
         _write(run.path / unit.name, unit)
 

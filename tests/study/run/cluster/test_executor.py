@@ -56,9 +56,11 @@ def study(story: Path, **values: Any) -> Study:
     return Study(**(SMALL | {"corpus": f"file:{story}"} | values))
 
 
-def race(chosen: Study, out: Path, engine: FakeEngine, seconds: float = math.inf) -> StudyResult:
+def race(
+    chosen: Study, out: Path, engine: FakeEngine, seconds: float = math.inf, keep_weights: bool = True
+) -> StudyResult:
     how = RunSettings(deadline=time.monotonic() + seconds, quiet=True, engine=engine)
-    execution = ExecutionSettings(save_every=0.0)
+    execution = ExecutionSettings(save_every=0.0, keep_weights=keep_weights)
     try:
         return StudyRunner(chosen.spec, plain(chosen.values), Store(out), execution, how).run()
     finally:
@@ -115,6 +117,22 @@ def test_tasks_that_share_nothing_send_everything_to_the_driver(
     assert sorted(engine.offered) == sorted(set(engine.offered))
     assert "train.bin" in engine.offered
     assert not [*tmp_path.glob("out/.shared-*"), *tmp_path.glob("out/runs/*/lock")]
+
+
+@pytest.mark.usefixtures("unshared")
+def test_weights_that_were_kept_for_probes_do_not_stay_on_the_driver(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def eager(self: Reporter, event: Event) -> None:
+        emit(self, event)
+        self.send()  # also while the probes are taken, with the weights
+
+    emit = Reporter.emit
+    monkeypatch.setattr(Reporter, "emit", eager)
+    done = race(study(story, probes=["positions"]), tmp_path, FakeEngine(), keep_weights=False)
+    assert (done.summary.done, done.summary.left) == (2, 0)
+    assert all(run.probe("positions") is not None for run in Store(tmp_path).runs())
+    assert not list(tmp_path.rglob("final.*"))
 
 
 @pytest.mark.usefixtures("unshared")

@@ -177,6 +177,22 @@ def test_checkpoints_deleted_after_the_result_are_deleted_in_the_copy(
     assert contents(target) == contents(source) == {"result.json": b"{}"}
 
 
+def test_weights_deleted_after_the_last_probe_are_deleted_in_the_copy(
+    source: RunDirectory, target: RunDirectory
+) -> None:
+    sent = SentFiles(source)
+    source.keep_weights(b"weights")
+    source.keep_weights_until_probed()
+    (source.path / "result.json").write_bytes(b"{}")
+    changes = copied(sent, target)
+    assert {"checkpoint/final.safetensors", "checkpoint/final.sha256"} <= set(changes.present)
+    assert target.weights_are_temporary
+    assert contents(target) == contents(source)
+    source.delete_weights()
+    copied(sent, target)
+    assert contents(target) == contents(source) == {"result.json": b"{}"}
+
+
 def test_inputs_are_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("H2H_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("H2H_SHARED", "off")
