@@ -272,6 +272,8 @@ def _blocks(results: Mapping[int, RunResult | None], seeds: list[int], metric: s
     return [score.blocks.get(metric, _NO_BLOCKS) for score in scores]
 
 
+_WITHHELD = " is withheld: "
+_LONGER = "train longer"
 NOTHING = {
     True: "score no better than a bigram model (the bigram line)",
     False: "score no better than chance or a constant answer",
@@ -307,14 +309,16 @@ def _judge(row: Verdict) -> None:
     untrained = f"are untrained: they {NOTHING[row.metric == METRIC]}"
     if row.unlearnt:
         note(f"{row.unlearnt} of its runs {untrained}")
-        _withhold(row, ("better", "equivalent"), "an untrained arm can be neither better nor equivalent")
+        _withhold(
+            row, ("better", "equivalent"), f"an untrained arm can be neither better nor equivalent; {_LONGER}"
+        )
     if row.baseline_unlearnt:
         note(f"{row.baseline_unlearnt} runs of the baseline {untrained}")
-        reason = "compared with an untrained baseline an arm can be neither worse nor equivalent"
+        reason = f"compared with an untrained baseline an arm can be neither worse nor equivalent; {_LONGER}"
         _withhold(row, ("worse", "equivalent"), reason)
     compared = "of the compared runs"
     if row.falling:
-        note(f"the loss of {row.falling} {compared} was still falling steeply at the end; train longer")
+        note(f"the loss of {row.falling} {compared} was still falling steeply at the end; {_LONGER}")
     if row.moved:
         note(f"{row.moved} {compared} were resumed with another torch version, device or number of threads")
     low, high = row.documents_low, row.documents_high
@@ -372,7 +376,7 @@ def _copy_notes(manifest: Manifest, contest: Contest, label: str, copied: Mappin
 def _withhold(row: Verdict, verdicts: Sequence[str], reason: str) -> None:
     """Replace the given verdicts by `undecided` and note the reason."""
     if row.verdict in verdicts:
-        row.notes.append(f"{row.verdict} is withheld: {reason}")
+        row.notes.append(f"{row.verdict}{_WITHHELD}{reason}")
         row.verdict = "undecided"
 
 
@@ -395,7 +399,8 @@ def _clause(row: Verdict, among: Sequence[Verdict], first: bool = False) -> str:
         unit = f" {metric_label(row.metric)}" if first else ""
         return f"{start} within {row.margin:g}{unit}{where}{marked}"
     start = f"{row.label} against {row.baseline_label} is undecided" if first else "undecided"
-    return f"{start}{where}{_span(row)}{marked}"
+    withheld = "".join(f"; {note}" for note in row.notes if _WITHHELD in note)
+    return f"{start}{where}{_span(row)}{withheld}{marked}"
 
 
 def headlines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:

@@ -178,6 +178,8 @@ def test_no_winner_among_untrained_models(line: float, values: list[float], verd
     assert row.verdict == verdict
     if verdict == "undecided":
         assert any("is withheld" in note and "untrained" in note for note in row.notes)
+        assert "is withheld: " in sentence(row)
+        assert "train longer" in sentence(row)
 
 
 def test_a_loss_that_still_falls_is_a_warning() -> None:
