@@ -96,7 +96,7 @@ def class_term(value: type | Score, given: dict[str, Any] | None = None) -> Term
     source = object_digest(value)
     for name in names if file else ():
         # What `if __name__ == "__main__":` defines is in no process that imports the file.
-        found = user_value(str(file), name)
+        found = _imported_value(str(file), name)
         if isinstance(found, type | Score) and object_digest(found) == source:
             return file_term(str(file), name, given or {})
     kind = adopt(value, (names or [own])[0], "the given arms")
@@ -168,6 +168,16 @@ class Composed:
             with user_errors(kind=term.kind) if term.user_code else nullcontext():
                 mechanism.add_stage(term.kind(shape, term.options))
         return mechanism
+
+
+def _imported_value(path: str, name: str) -> Any:
+    """Return what a file that is imported by its path has under a name; None if it fails then, such as part of a package."""
+    try:
+        return user_value(path, name)
+    except UserError as error:
+        if error.__cause__ is None:  # not from the user's code: the file races itself
+            raise
+        return None
 
 
 def _has_file(value: Any) -> bool:

@@ -165,6 +165,78 @@ def test_an_object_that_the_imported_file_has_not_is_passed_in_python(
     assert [term(value).text for value in (file.cap, file.later)] == ["cap", "later"]
 
 
+VALUES = """\
+import headtohead as h2h
+
+CAP = 30.0
+
+
+def make(values):
+    class Mine(h2h.Mechanism):
+        table = values
+
+        def forward(self, x, frame):
+            return x * self.table[0]
+
+    return Mine
+
+
+class Base(h2h.Mechanism):
+    def forward(self, x, frame):
+        return x
+
+
+class Derived(Base):
+    pass
+
+
+Made = make([1.0])
+cap = h2h.score(lambda s, head, i, j: s.clamp_max(CAP))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [
+        ("Made", "Made = make([2.0])"),
+        ("Made", "Made.table.append(2.0)"),
+        ("cap", "CAP = 1.0"),
+        ("Derived", "Base.forward = lambda self, x, frame: -x"),
+    ],
+)
+def test_an_object_changed_below_main_is_not_that_of_the_file(
+    write: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, name: str, below: str
+) -> None:
+    file = Path(write(VALUES))
+    monkeypatch.syspath_prepend(file.parent)
+    monkeypatch.setitem(sys.modules, "mine", None)
+    del sys.modules["mine"]
+    module = importlib.import_module("mine")
+    whole = term(getattr(module, name))
+    assert whole.text == f"{file}:{name}"
+    exec(below, vars(module))
+    changed = term(getattr(module, name))
+    assert changed.path == ""
+    assert changed.source != whole.source
+
+
+def test_a_class_of_a_package_with_relative_imports_is_passed_in_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "parts_of_mine").mkdir()
+    for name, text in {
+        "__init__": "",
+        "half": "def half(x):\n    return x / 2\n",
+        "mine": "import headtohead as h2h\nfrom .half import half\n\n\nclass Mine(h2h.Mechanism):\n"
+        "    def forward(self, x, frame):\n        return half(x)\n",
+    }.items():
+        (tmp_path / "parts_of_mine" / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = term(importlib.import_module("parts_of_mine.mine").Mine)
+    assert (found.text, found.path) == ("Mine", "")
+    assert found.source
+
+
 def test_a_function_made_at_the_top_level_is_named_by_its_file() -> None:
     found = term(TOP)
     assert found.text == f"{__file__}:TOP"
