@@ -65,6 +65,18 @@ def causal(bench: Fixture) -> None:
         )
         words = f"the first {cut} outputs depend on how many tokens follow (by {{error}})"
         require_close(bench.run(mechanism, x[:, :cut]), before[:, :cut], words)
+    # Every cut of a longer context, one for each sequence: a leak may be in a few positions only, such as the ends of chunks.
+    time = bench.shape.context
+    x = bench.inputs(1, time).expand(time - 1, -1, -1).clone()
+    cuts = torch.arange(1, time)
+    later = torch.arange(time) >= cuts.unsqueeze(-1)
+    changed = torch.where(later.unsqueeze(-1), bench.inputs(1, time, seed=6) * 3, x)
+    before, after = (bench.run(mechanism, inputs) for inputs in (x, changed))
+    moved = (before != after).any(-1) & ~later
+    if moved.any():
+        row = int(moved.any(-1).int().argmax())
+        kept = slice(row, row + 1), slice(0, int(cuts[row]))
+        require(False, future_words(int(cuts[row]), relative(after[kept], before[kept])))
 
 
 def deterministic(bench: Fixture) -> None:

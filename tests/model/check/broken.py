@@ -38,6 +38,15 @@ class SeesTheFuture(Base):
         return super().forward(x, frame, cache) + 1e-9 * x.roll(-1, 1)
 
 
+class SeesTheNextChunk(Base):
+    """Only the last token of every 48 reads the next one."""
+
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        ends = torch.zeros_like(x)
+        ends[:, 47:-1:48] = 1e-9 * x[:, 48::48]
+        return super().forward(x, frame, cache) + ends
+
+
 class KnowsTheLength(Base):
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
         return super().forward(x, frame, cache) / x.shape[1]
@@ -370,6 +379,7 @@ class Honest(Base):
 # Class: the check that must catch it, and a fragment of its message.
 CAUGHT: dict[type[Mechanism], tuple[str, str]] = {
     SeesTheFuture: ("causal", "sees the future"),
+    SeesTheNextChunk: ("causal", "changing tokens from position 48 on"),
     KnowsTheLength: ("causal", "depend on how many tokens follow"),
     LooksAtNeighbours: ("neighbours", "batch neighbors"),
     RollsDice: ("deterministic", "another output the second time"),
