@@ -127,6 +127,13 @@ class _Wrong(torch.autograd.Function):
         return grad * 2.001
 
 
+class DetachesLateTokens(Base):
+    """Without a gradient from the eighth token on."""
+
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        return super().forward(torch.cat((x[:, :7], x[:, 7:].detach()), 1), frame, cache)
+
+
 class WrongGradient(Base):
     def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project(x, cache)
@@ -392,6 +399,7 @@ CAUGHT: dict[type[Mechanism], tuple[str, str]] = {
     IgnoresDirection: ("bidirectional", "causal = False has no effect"),
     IgnoresPaddingBothWays: ("padded_batch", "in a bidirectional model, a batch with right padding"),
     DetachesAPath: ("gradients", "the gradient of x is wrong"),
+    DetachesLateTokens: ("gradients", "the gradient of x is wrong"),
     WrongGradient: ("gradients", "the gradient of"),
     HasADeadParameter: ("gradients", "no gradient reaches unused"),
     OverflowsInBf16: ("finite", "not finite"),
