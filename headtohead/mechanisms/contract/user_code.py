@@ -74,9 +74,10 @@ def error_text(error: BaseException) -> str:
 def class_line(value: object) -> str:
     """Return `, line 3` for a class or function that is defined there, or an empty string."""
     try:
-        return f", line {inspect.getsourcelines(value)[1]}"  # type: ignore[arg-type]
+        line = inspect.getsourcelines(value)[1]  # type: ignore[arg-type]
     except (OSError, TypeError):
         return ""
+    return f", line {line}" if line else ""  # a module begins at line 0
 
 
 @contextmanager

@@ -112,7 +112,7 @@ def test_two_score_functions_from_one_factory_compute_what_their_names_say(
 
 
 def test_two_classes_of_one_file_with_one_declared_name_are_one_line(write: Callable[[str], str]) -> None:
-    body = "    name = 'same'\n"
+    body = "    name = 'same'\n    def forward(self, x, frame): return x\n"
     file = write(
         f"import headtohead as h2h\nclass A(h2h.Mechanism):\n{body}class B(h2h.Mechanism):\n{body}class C(A):\n    pass\n"
     )
