@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UserError
-from headtohead.common.files import digest, open_regular
 from headtohead.mechanisms.contract.base import Mechanism, Shape, default_label
 from headtohead.mechanisms.contract.object_digest import object_digest
 from headtohead.mechanisms.contract.options import build_options, identifying_options
@@ -23,6 +21,7 @@ from headtohead.mechanisms.contract.registry import (
     user_value,
 )
 from headtohead.mechanisms.contract.score import Score
+from headtohead.mechanisms.contract.source_digests import source_digests
 from headtohead.mechanisms.contract.user_code import user_errors
 
 
@@ -35,7 +34,7 @@ class Term:
     path: str = ""
     """The user's file, empty for a built-in mechanism."""
     source: str = ""
-    """Digest of a user's source file: an edited file is another mechanism."""
+    """Digest of a user's source file and the user's modules that it imports: an edited file is another mechanism."""
     program: str = ""
     """Digest of the parsed source, which comments and formatting do not change; empty if it cannot be parsed."""
 
@@ -68,21 +67,6 @@ def file_term(path: str, name: str, given: dict[str, Any]) -> Term:
     kind = load_mechanism(path, name)
     source, program = source_digests(path)
     return Term(kind, build_options(kind.__name__, kind.Options, given), path, source, program)
-
-
-def source_digests(path: str) -> tuple[str, str]:
-    """Return the digests of a user's file: that of its bytes and that of the program they contain."""
-    with open_regular(Path(path).expanduser(), links=True) as stream:
-        content = stream.read()
-    return digest(content), program_digest(content)
-
-
-def program_digest(source: bytes) -> str:
-    """Return the digest of a parsed program, docstrings included; empty if it cannot be parsed."""
-    try:
-        return digest(ast.dump(ast.parse(source)))
-    except (SyntaxError, ValueError, RecursionError):
-        return ""
 
 
 def class_term(value: type | Score, given: dict[str, Any] | None = None) -> Term:
