@@ -10,7 +10,8 @@ from typing import Any
 
 from headtohead.common.errors import UserError
 from headtohead.mechanisms.contract.base import Mechanism, Shape, default_label
-from headtohead.mechanisms.contract.object_digest import object_digest
+from headtohead.mechanisms.contract.identity.object_digest import object_digest
+from headtohead.mechanisms.contract.identity.source_digests import source_digests
 from headtohead.mechanisms.contract.options import build_options, identifying_options
 from headtohead.mechanisms.contract.projected import Projected, Stage
 from headtohead.mechanisms.contract.registry import (
@@ -21,7 +22,6 @@ from headtohead.mechanisms.contract.registry import (
     user_value,
 )
 from headtohead.mechanisms.contract.score import Score
-from headtohead.mechanisms.contract.source_digests import source_digests
 from headtohead.mechanisms.contract.user_code import user_errors
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import headtohead as h2h
-from headtohead.mechanisms.contract.object_digest import object_digest
+from headtohead.mechanisms.contract.identity.object_digest import object_digest
 from headtohead.model.layout import parse_layout
-from tests.mechanisms.contract.passed import PAIRS, Net, default, digests
+from tests.mechanisms.contract.identity.passed import PAIRS, Net, default, digests
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -26,7 +26,7 @@ def test_what_is_computed_is_the_identity(name: str) -> None:
 
 
 def test_another_process_gives_the_same_identities() -> None:
-    command = [sys.executable, "-m", "tests.mechanisms.contract.passed"]
+    command = [sys.executable, "-m", "tests.mechanisms.contract.identity.passed"]
     settings = os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(h2h.__file__).parents[1])}
     found = subprocess.run(command, env=settings, capture_output=True, text=True, check=True)
     # There, classes of the file itself belong to the module `__main__`.

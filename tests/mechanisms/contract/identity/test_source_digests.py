@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headtohead.common.files import digest
-from headtohead.mechanisms.contract.source_digests import program_digest, source_digests
+from headtohead.mechanisms.contract.identity.source_digests import program_digest, source_digests
 
 FILES = {
     "mine.py": "import math\nimport torch.nn\nimport headtohead as h2h\nfrom helpers_of_mine.inner import f\n",

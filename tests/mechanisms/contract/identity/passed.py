@@ -1,6 +1,6 @@
 """Objects passed in Python: pairs that compute something else, each made by two calls of one factory.
 
-`python -m tests.mechanisms.contract.passed` prints their digests.
+`python -m tests.mechanisms.contract.identity.passed` prints their digests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import headtohead as h2h
-from headtohead.mechanisms.contract.object_digest import object_digest
+from headtohead.mechanisms.contract.identity.object_digest import object_digest
 
 OPTIONS = "@h2h.score\ndef mine(s, head, i, j, cap: float = {0}):\n    return cap * torch.tanh(s / cap)"
 CONSTANTS = "class mine(h2h.Mechanism):\n    def forward(self, x, frame):\n        return x * {0}"
