@@ -44,7 +44,7 @@ class CanonOptions(VariantOptions):
     cases: ClassVar[str] = "at=A at=B kernel=2 kernel=20 at=B,kernel=3,kv_heads=1,window=5,qk_norm=true"
 
     at: str = option("AB", "where: A before the projections, B after them, or both", choices=("AB", "A", "B"))
-    kernel: int = option(4, "number of tokens in a convolution, the current one included", low=2)
+    kernel: int = option(4, "number of tokens in a convolution, the current one included", low=2, high=2**12)
 
 
 class Canon(Variant):
@@ -109,4 +109,4 @@ class Canon(Variant):
     @property
     def graph_safe(self) -> bool:
         """True with every option: the position in the ring of last inputs comes from the cache."""
-        return self.graph_safe_stages()
+        return type(self) is Canon and self.graph_safe_stages()

@@ -52,7 +52,7 @@ class Exclusive(Variant):
     @property
     def graph_safe(self) -> bool:
         """True with every option: the projection is pointwise in time."""
-        return self.graph_safe_stages()
+        return type(self) is Exclusive and self.graph_safe_stages()
 
 
 def without_direction(y: Tensor, v: Tensor) -> Tensor:

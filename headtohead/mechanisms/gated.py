@@ -63,4 +63,4 @@ class Gated(Variant):
     @property
     def graph_safe(self) -> bool:
         """True with every option: the gate depends on the token alone."""
-        return self.graph_safe_stages()
+        return type(self) is Gated and self.graph_safe_stages()

@@ -69,11 +69,13 @@ class GatedDeltaOptions(Options):
     decay: Literal["head", "channel", "none"] = option(
         "head", "one decay per head, one per key channel (Kimi Delta Attention), or no decay", choices=DECAYS
     )
-    key_dim: int = option(0, "width of a head's queries and keys; 0: half the head width", low=0)
+    key_dim: int = option(0, "width of a head's queries and keys; 0: half the head width", low=0, high=2**17)
     decay_rank: int = option(
-        0, "decay=channel: rank of the projection to the decays; 0: the head width", low=0
+        0, "decay=channel: rank of the projection to the decays; 0: the head width", low=0, high=2**17
     )
-    conv: int = option(4, "tokens of the short convolution after the projections q, k, v; 0: none", low=0)
+    conv: int = option(
+        4, "tokens of the short convolution after the projections q, k, v; 0: none", low=0, high=2**12
+    )
     qk_norm: bool = option(True, "scale queries and keys to norm 1")
     beta_max: float = option(1.0, "largest b; above 1, states can change sign (at most 2)", high=2.0)
     output_norm: bool = option(True, "normalize the output of each head")

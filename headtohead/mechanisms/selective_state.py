@@ -60,10 +60,12 @@ class SelectiveStateOptions(Options):
     """
 
     state: int = option(
-        0, "rows of a head's state, the width of queries and keys; 0: twice the head width", low=0
+        0, "rows of a head's state, the width of queries and keys; 0: twice the head width", low=0, high=2**17
     )
     groups: int = option(1, "groups of heads, each with its own queries and keys; 0: as many as heads", low=0)
-    conv: int = option(4, "tokens of the short convolution after the projections q, k, v; 0: none", low=0)
+    conv: int = option(
+        4, "tokens of the short convolution after the projections q, k, v; 0: none", low=0, high=2**12
+    )
     skip: bool = option(True, "add D v, with a learned D per head")
     output_norm: bool = option(True, "normalize the gated output")
     output_gate: bool = option(True, "gate the output by silu of a projection of x")

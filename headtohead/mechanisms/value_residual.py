@@ -72,4 +72,4 @@ class ValueResidual(Variant):
     @property
     def graph_safe(self) -> bool:
         """True with every option: the mix is pointwise in time."""
-        return self.graph_safe_stages()
+        return type(self) is ValueResidual and self.graph_safe_stages()

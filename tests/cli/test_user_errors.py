@@ -14,9 +14,10 @@ from headtohead.mechanisms.contract.user_code import describe_error, user_frame
 HEAD = "import torch\nfrom torch import nn\nimport headtohead as h2h\n\n\nclass Mine(h2h.Mechanism):\n    '''Mine.'''\n\n"
 BUILD = "    def __init__(self, shape, options):\n        super().__init__(shape, options)\n"
 LAYER = "        self.v = nn.Linear(shape.width, shape.width)\n\n    def forward(self, x, frame):\n"
+FORWARD = "    def forward(self, x, frame):\n        return x\n"
 CASES = {
     "constructor": (
-        HEAD + BUILD + "        raise ValueError('first\\nsecond')\n",
+        HEAD + BUILD + "        raise ValueError('first\\nsecond')\n" + FORWARD,
         "line 11, in __init__: ValueError: first",
     ),
     "forward": (
@@ -24,14 +25,18 @@ CASES = {
         "line 14, in forward: RuntimeError: ",
     ),
     "signature": (
-        "from torch import nn\n\n\nclass Mine(nn.Module):\n    def __init__(self):\n        super().__init__()\n",
+        "from torch import nn\n\n\nclass Mine(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        + FORWARD,
         "line 4: Mine cannot be built with (shape, options): TypeError: ",
     ),
     "no mechanism": ("\nclass Mine:\n    pass\n", "line 2: Mine is not a mechanism"),
     "import": ("import torch\nMine = torch.nothing\n", "line 2: failed on import: AttributeError: "),
     "syntax": ("def Mine(:\n", "line 1: "),
     "exit on import": ("import sys\nsys.exit(0)\n", "line 2: failed on import: SystemExit: 0"),
-    "exit in the constructor": (HEAD + BUILD + "        exit()\n", "line 11, in __init__: SystemExit"),
+    "exit in the constructor": (
+        HEAD + BUILD + "        exit()\n" + FORWARD,
+        "line 11, in __init__: SystemExit",
+    ),
     "exit in forward": (
         HEAD + BUILD + LAYER + "        raise SystemExit(0)\n",
         "line 14, in forward: SystemExit: 0",

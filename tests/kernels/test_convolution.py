@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -176,6 +177,16 @@ def test_autocast_narrows_the_input_and_keeps_float32_weights() -> None:
     assert [grad.dtype for grad in grads] == [torch.float32] * 2
     wanted = torch.autograd.grad(exact.sum(), (h, weight))
     assert_close(named(grads, NAMES[:2]), named(wanted, NAMES[:2]), 2**-7)
+
+
+@pytest.mark.parametrize("path", [short_convolution, short_convolution_plain])
+def test_every_path_returns_the_dtype_of_autocast(path: Callable[..., torch.Tensor]) -> None:
+    h, weight = (tensor.float() for tensor in case(1, 9, 6, 4)[:2])
+    with torch.autocast("cpu", torch.bfloat16):
+        whole = path(h, weight)
+        last = short_convolution_plain(h[:, -1:], weight, earlier=h[:, -4:-1])
+    assert whole.dtype == last.dtype == torch.bfloat16
+    assert_close({"output": whole[:, -1:]}, {"output": last}, 2**-7)
 
 
 def test_many_taps_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:

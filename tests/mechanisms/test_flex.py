@@ -216,6 +216,12 @@ def test_a_wrong_declaration_is_one_line_with_its_place(mine: Any, source: str, 
         ("return torch.sqrt(s)", "f returned nan at head 0, i=0, j=0"),
         ("return torch.where(s > 0, s, -torch.inf)", "hides head 0, .* for some scores only"),
         ("return s - s.mean()", "it must be elementwise and keep no state"),
+        (
+            "s /= 1 + s.abs().amax(-1, keepdim=True); return s",
+            "changes its arguments in place; it must return",
+        ),
+        ("return s.masked_fill_((i - j) < 2, -torch.inf)", "changes its arguments in place; it must return"),
+        ("i += 1; return s * i", "changes its arguments in place; it must return"),
         ("return s.cumsum(-1)", "in f: IndexError|it must be elementwise"),
     ],
 )

@@ -17,7 +17,6 @@ from headtohead.kernels.matmul.projection import joined
 from headtohead.mechanisms.contract.options import changed_options, value_text
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.mechanisms.contract.terms import Composed, class_term
-from headtohead.mechanisms.standard import Standard
 from headtohead.model.decoder import Decoder
 from headtohead.model.decoding import Decoding, decoding, graph_blocker, one_step
 from headtohead.model.generation import Sampling, generate
@@ -220,12 +219,18 @@ def test_a_model_that_cannot_be_captured_reports_why() -> None:
     assert not graph_blocker(padded, padded.new_caches(1, 4))
 
 
-def test_graph_safe_is_not_inherited() -> None:
-    class Mine(Standard):
-        """A subclass that may read the frame's start."""
-
-    decoder = Decoder(TINY, [Composed((class_term(Mine),))] * 2, 0)
-    assert not decoder.graph_safe
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("canon", "exclusive", "gated", "gated_delta", "gated_linear", "selective_state", "sharing"),
+        *("standard", "value_residual"),
+    ],
+)
+def test_graph_safe_is_not_inherited(name: str) -> None:
+    kind = builtin_mechanisms()[name]
+    mine = type("Mine", (kind,), {})  # a subclass may read the frame's start
+    layers = [[Composed((class_term(one),))] * 2 for one in (kind, mine)]
+    assert [Decoder(TINY, each, 0).graph_safe for each in layers] == [True, False]
 
 
 def test_on_cpu_steps_run_eagerly() -> None:

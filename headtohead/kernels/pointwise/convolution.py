@@ -34,9 +34,12 @@ def short_convolution_plain(
     earlier: Tensor | None = None,
 ) -> Tensor:
     """Plain reference in float32 or wider; `earlier` (batch, taps - 1, channels) has the inputs before h, None: zeros."""
+    h = _narrowed(h)
     wide = torch.promote_types(h.dtype, torch.float32)
     before, time = weight.shape[0] - 1, h.shape[1]
-    longer = (F.pad(h, (0, 0, before, 0)) if earlier is None else torch.cat((earlier, h), 1)).to(wide)
+    longer = (F.pad(h, (0, 0, before, 0)) if earlier is None else torch.cat((_narrowed(earlier), h), 1)).to(
+        wide
+    )
     weight = weight.to(wide)
     mixed = weight[before] * longer[:, :time]
     for i in range(before - 1, -1, -1):

@@ -53,7 +53,7 @@ def describe(kind: Kind) -> Description:
         sections[section].append(paragraph)
     words: dict[str, Any] = {name: "\n\n".join(paragraphs) for name, paragraphs in sections.items()}
     words["arms"] = tuple(words["arms"].split())
-    summary = (inspect.getdoc(kind) or kind.name).splitlines()[0]
+    summary = inspect.cleandoc(vars(kind).get("__doc__") or kind.name).splitlines()[0]
     options = describe_options(kind.Options)
     return Description(kind.name, summary, issubclass(kind, Stage), options, **words)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -43,7 +44,7 @@ def builtin_mechanisms() -> dict[str, Kind]:
 
 
 OTHER_NAMES = {
-    "deltanet": "gated_delta",
+    "deltanet": "gated_delta:decay=none",
     "fox": "forgetting",
     "gatedattention": "gated",
     "gateddeltanet": "gated_delta",
@@ -120,8 +121,11 @@ def _module_of(path: str) -> ModuleType:
 
 
 def _mechanisms_of(module: ModuleType) -> dict[str, Any]:
-    """Return the classes and score functions that a file defines, by name; imported ones are no part of it."""
-    return {
+    """Return the classes and score functions that a file defines, by name; imported ones are no part of it.
+
+    A base class without `forward` counts only where there is nothing else.
+    """
+    found = {
         name: value
         for name, value in vars(module).items()
         if (
@@ -131,6 +135,10 @@ def _mechanisms_of(module: ModuleType) -> dict[str, Any]:
         )
         or (isinstance(value, Score) and value.function.__module__ == module.__name__)
     }
+    whole = {
+        name: value for name, value in found.items() if isinstance(value, Score) or not _missing_method(value)
+    }
+    return whole or found
 
 
 def _name_of(value: Any, name: str) -> str:
@@ -170,11 +178,29 @@ def adopt(value: object, name: str, where: str) -> Kind:
             f"{where}{class_line(value)}: {name} is not a mechanism; derive the class from headtohead.Mechanism"
         )
     kind = _named_class(value, name)
+    _check_class(kind, f"{where}{class_line(value)}: {name}")
     if not vars(kind).get("name"):  # an inherited name belongs to another mechanism
         kind.name = name
     if "recordable" in vars(kind) and "graph_safe" not in vars(kind):  # the name until version 0.2
         setattr(kind, "graph_safe", vars(kind)["recordable"])  # noqa: B010  a property of the class
     return kind
+
+
+def _check_class(kind: Kind, where: str) -> None:
+    """Raise UserError unless a class has its method and a dataclass of options."""
+    if missing := _missing_method(kind):
+        raise UserError(f"{where} has no {missing.partition('(')[0]}; write def {missing}")
+    if not (inspect.isclass(kind.Options) and dataclasses.is_dataclass(kind.Options)):
+        raise UserError(
+            f"{where} has Options = {kind.Options!r}; Options must be a dataclass derived from headtohead.Options"
+        )
+
+
+def _missing_method(kind: Kind) -> str:
+    """Return the signature of the method that every class must define, if this one does not."""
+    if issubclass(kind, Stage):
+        return "evolve(self, q, k, frame)" if kind.evolve is Stage.evolve else ""
+    return "forward(self, x, frame)" if kind.forward is Mechanism.forward else ""
 
 
 @cache

@@ -333,7 +333,12 @@ def verify(options: Any, heads: int, context: int) -> None:
         count = len(places)
         s = torch.linspace(-3.0, 3.0, 2 * heads * count * count).view(2, heads, count, count)
         head, i, j = torch.arange(heads).view(-1, 1, 1), places.unsqueeze(-1), places
-        scores, others = (change(values, head, i, j, *tables) for values in (s, -4 * s))
+        given = (s, head, i, j, *tables)
+        before = [one.clone() for one in given]
+        scores = change(*given)
+        if not all(map(torch.equal, given, before)):
+            raise UserError(f"{where} changes its arguments in place; it must return a new tensor")
+        others = change(-4 * s, head, i, j, *tables)
         with torch.enable_grad():
             trained = change(s, head, i, j, *tables).requires_grad
         if trained:

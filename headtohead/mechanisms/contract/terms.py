@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -10,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UserError
-from headtohead.common.files import digest, open_regular
 from headtohead.mechanisms.contract.base import Mechanism, Shape, default_label
-from headtohead.mechanisms.contract.object_digest import object_digest
+from headtohead.mechanisms.contract.identity.object_digest import object_digest
+from headtohead.mechanisms.contract.identity.source_digests import source_digests
 from headtohead.mechanisms.contract.options import build_options, identifying_options
 from headtohead.mechanisms.contract.projected import Projected, Stage
 from headtohead.mechanisms.contract.registry import (
@@ -35,7 +34,7 @@ class Term:
     path: str = ""
     """The user's file, empty for a built-in mechanism."""
     source: str = ""
-    """Digest of a user's source file: an edited file is another mechanism."""
+    """Digest of a user's source file and the user's modules that it imports: an edited file is another mechanism."""
     program: str = ""
     """Digest of the parsed source, which comments and formatting do not change; empty if it cannot be parsed."""
 
@@ -70,21 +69,6 @@ def file_term(path: str, name: str, given: dict[str, Any]) -> Term:
     return Term(kind, build_options(kind.__name__, kind.Options, given), path, source, program)
 
 
-def source_digests(path: str) -> tuple[str, str]:
-    """Return the digests of a user's file: that of its bytes and that of the program they contain."""
-    with open_regular(Path(path).expanduser(), links=True) as stream:
-        content = stream.read()
-    return digest(content), program_digest(content)
-
-
-def program_digest(source: bytes) -> str:
-    """Return the digest of a parsed program, docstrings included; empty if it cannot be parsed."""
-    try:
-        return digest(ast.dump(ast.parse(source)))
-    except (SyntaxError, ValueError, RecursionError):
-        return ""
-
-
 def class_term(value: type | Score, given: dict[str, Any] | None = None) -> Term:
     """Return the term of a class or score function passed in Python; one at the top level of a file is named by it."""
     subject = value.function if isinstance(value, Score) else value
@@ -96,7 +80,7 @@ def class_term(value: type | Score, given: dict[str, Any] | None = None) -> Term
     source = object_digest(value)
     for name in names if file else ():
         # What `if __name__ == "__main__":` defines is in no process that imports the file.
-        found = user_value(str(file), name)
+        found = _imported_value(str(file), name)
         if isinstance(found, type | Score) and object_digest(found) == source:
             return file_term(str(file), name, given or {})
     kind = adopt(value, (names or [own])[0], "the given arms")
@@ -168,6 +152,16 @@ class Composed:
             with user_errors(kind=term.kind) if term.user_code else nullcontext():
                 mechanism.add_stage(term.kind(shape, term.options))
         return mechanism
+
+
+def _imported_value(path: str, name: str) -> Any:
+    """Return what a file that is imported by its path has under a name; None if it fails then, such as part of a package."""
+    try:
+        return user_value(path, name)
+    except UserError as error:
+        if error.__cause__ is None:  # not from the user's code: the file races itself
+            raise
+        return None
 
 
 def _has_file(value: Any) -> bool:

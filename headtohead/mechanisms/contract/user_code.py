@@ -26,6 +26,18 @@ _OTHERS = tuple(f"{place}/" for place in _PLACES)
 """Folders whose code is not the user's."""
 
 
+def is_installed(module: str) -> bool:
+    """Return whether a module belongs to Python, to this package or to an installed one."""
+    top = module.partition(".")[0]
+    files = (getattr(sys.modules.get(name), "__file__", None) or "" for name in (module, top))
+    return top in sys.stdlib_module_names or any(is_installed_file(file) for file in files)
+
+
+def is_installed_file(file: str) -> bool:
+    """Return whether a source file belongs to Python, to this package or to an installed one."""
+    return file.startswith(_OTHERS)
+
+
 def user_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Return the innermost frame of an error that is in neither this package nor an installed one; None without one."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -62,9 +74,10 @@ def error_text(error: BaseException) -> str:
 def class_line(value: object) -> str:
     """Return `, line 3` for a class or function that is defined there, or an empty string."""
     try:
-        return f", line {inspect.getsourcelines(value)[1]}"  # type: ignore[arg-type]
+        line = inspect.getsourcelines(value)[1]  # type: ignore[arg-type]
     except (OSError, TypeError):
         return ""
+    return f", line {line}" if line else ""  # a module begins at line 0
 
 
 @contextmanager

@@ -6,10 +6,18 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from headtohead.common.errors import UserError
-from headtohead.mechanisms.contract.base import Draw, Frame, Mechanism, Shape, Supports
+from headtohead.mechanisms.contract.base import (
+    Draw,
+    Frame,
+    Mechanism,
+    Shape,
+    Supports,
+    default_initialise,
+)
 
 
 def wrap(
@@ -21,6 +29,10 @@ def wrap(
     apply positions itself. `own_start` keeps the initial values of its constructor, seeded by run and layer.
     """
     source = module
+    if isinstance(source, nn.Module) and not own_start:
+        # Weights that every run draws again do not identify it.
+        source = copy.deepcopy(source)
+        default_initialise(source, lambda name, shape, std=None: torch.zeros(tuple(shape)))
 
     class Wrapped(Mechanism):
         supports = Supports(bidirectional=False, padding=False)

@@ -197,6 +197,8 @@ class _Mode:
                 self.found.add("state", _STATE.format(error=error), self.training)
             if self.trial.padded:
                 self._padding(base, changes)
+            if self.trial.causal and not self.training and self.precision == "float32":
+                self._every_cut(base, changes)
 
     def counts(self, base: Tensor, error: float) -> bool:
         """Return whether a difference exceeds rounding, which is measured on first use."""
@@ -253,11 +255,25 @@ class _Mode:
 
     def _future(self, base: Tensor, changes: Tensor, cuts: list[int]) -> tuple[float, int]:
         """Return how much outputs change when only tokens from the cuts on change, and the cut of the largest change."""
-        tokens, kept = self.tokens.clone(), torch.zeros_like(self.tokens, dtype=torch.bool)
-        for row, cut in enumerate(cuts):
-            tokens[2 * row, cut:], kept[2 * row, :cut] = changes[2 * row, cut:], True
+        tokens, kept = _cut_off(self.tokens, changes, {2 * row: cut for row, cut in enumerate(cuts)})
         error, row = _moved(base, self.after(tokens), kept & self.real)
         return error, cuts[row // 2] if cuts else 0
+
+    def _every_cut(self, base: Tensor, changes: Tensor) -> None:
+        """Cut the future off once at every position: a leak may be in a few positions only, such as the ends of chunks.
+
+        In evaluation mode, which gives the scores: it costs as many sequences as the context has tokens.
+        """
+        if {"future", "neighbors", "state", "blind"} & self.found.words.keys():
+            return
+        sequences, time = self.tokens.shape
+        for first in range(1, time, sequences):
+            cuts = dict(enumerate(range(first, min(first + sequences, time))))
+            tokens, kept = _cut_off(self.tokens, changes, cuts)
+            error, row = _moved(base, self.states(tokens), kept & self.real)
+            if self.counts(base, error):
+                self.found.add("future", future_words(cuts[row], error), self.training)
+                return
 
     def _one_by_one(self, changes: Tensor, cuts: list[int]) -> list[tuple[float, int]]:
         """Return the same for batches of one sequence, in case sequences depend on each other."""
@@ -431,6 +447,14 @@ def _mixed(tokens: Tensor, changes: Tensor, cuts: list[int]) -> tuple[Tensor, Te
         mixed[2 * row, cut:] = changes[2 * row, cut:]
         kept[2 * row, cut:] = False
     return mixed, kept
+
+
+def _cut_off(tokens: Tensor, changes: Tensor, cuts: dict[int, int]) -> tuple[Tensor, Tensor]:
+    """Return tokens with some sequences changed from their cuts on, and a mask of the positions before the cuts."""
+    cut_off, kept = tokens.clone(), torch.zeros_like(tokens, dtype=torch.bool)
+    for row, cut in cuts.items():
+        cut_off[row, cut:], kept[row, :cut] = changes[row, cut:], True
+    return cut_off, kept
 
 
 def _cuts(shape: torch.Size, causal: bool) -> list[list[int]]:

@@ -65,6 +65,18 @@ def causal(bench: Fixture) -> None:
         )
         words = f"the first {cut} outputs depend on how many tokens follow (by {{error}})"
         require_close(bench.run(mechanism, x[:, :cut]), before[:, :cut], words)
+    # Every cut of a longer context, one for each sequence: a leak may be in a few positions only, such as the ends of chunks.
+    time = bench.shape.context
+    x = bench.inputs(1, time).expand(time - 1, -1, -1).clone()
+    cuts = torch.arange(1, time)
+    later = torch.arange(time) >= cuts.unsqueeze(-1)
+    changed = torch.where(later.unsqueeze(-1), bench.inputs(1, time, seed=6) * 3, x)
+    before, after = (bench.run(mechanism, inputs) for inputs in (x, changed))
+    moved = (before != after).any(-1) & ~later
+    if moved.any():
+        row = int(moved.any(-1).int().argmax())
+        kept = slice(row, row + 1), slice(0, int(cuts[row]))
+        require(False, future_words(int(cuts[row]), relative(after[kept], before[kept])))
 
 
 def deterministic(bench: Fixture) -> None:
@@ -141,13 +153,42 @@ def gradients(bench: Fixture) -> None:
 
     # A mechanism that hides near keys needs more tokens; every other is checked on four, which is faster.
     for time in (4, TIME, bench.shape.context):
-        inputs, score = _objective(bench, mechanism, names, values, time)
-        score_value = score(*inputs)
-        require(score_value.requires_grad, "the output has no gradient at all")
-        found = torch.autograd.grad(score_value, inputs, allow_unused=True)
+        inputs, score, found = _objective(bench, mechanism, names, values, time)
         used = {name for name, one in zip(("x", *names), found, strict=True) if one is not None and one.any()}
         if used | set(mechanism.idle) >= {"x", *names}:
             break
+    _require_gradients(mechanism, names, inputs, score, found, directions=3)
+    if time < TIME:  # an error may begin after a window or chunk of more than four tokens
+        longer = _objective(bench, mechanism, names, values, TIME)
+        _require_gradients(mechanism, names, *longer, directions=1)
+
+
+def _objective(
+    bench: Fixture, mechanism: Mechanism, names: list[str], values: list[Tensor], time: int
+) -> tuple[list[Tensor], Callable[..., Tensor], tuple[Tensor | None, ...]]:
+    """Return x and the parameters, a number as a function of them, and its gradients."""
+    x, weights, embeddings = (bench.inputs(batch=2, time=time, seed=seed) for seed in (5, 8, 7))
+
+    def score(x: Tensor, *values: Tensor) -> Tensor:
+        frame = bench.frame(x, embeddings=embeddings)
+        output = functional_call(mechanism, dict(zip(names, values, strict=True)), (x, frame))
+        return (output * weights).sum()
+
+    inputs = [tensor.requires_grad_() for tensor in (x, *values)]
+    number = score(*inputs)
+    require(number.requires_grad, "the output has no gradient at all")
+    return inputs, score, torch.autograd.grad(number, inputs, allow_unused=True)
+
+
+def _require_gradients(
+    mechanism: Mechanism,
+    names: list[str],
+    inputs: list[Tensor],
+    score: Callable[..., Tensor],
+    found: tuple[Tensor | None, ...],
+    directions: int,
+) -> None:
+    """Check the gradients of x and every parameter: they exist, are finite, not zero, and equal finite differences."""
     largest = max(float(gradient.norm()) for gradient in found if gradient is not None)
     # Along a few random directions instead of every coordinate: the same evidence in a hundredth of the time.
     for place, (name, gradient) in enumerate(zip(("x", *names), found, strict=True)):
@@ -159,22 +200,8 @@ def gradients(bench: Fixture) -> None:
             bool(gradient.abs().max() > 0) or name in mechanism.idle,
             f"the gradient of {name} is zero everywhere; is its path detached?",
         )
-        for seed in range(0 if mechanism.singular else 3):
+        for seed in range(0 if mechanism.singular else directions):
             _require_slope(score, inputs, place, gradient, largest, name, seed)
-
-
-def _objective(
-    bench: Fixture, mechanism: Mechanism, names: list[str], values: list[Tensor], time: int
-) -> tuple[list[Tensor], Callable[..., Tensor]]:
-    """Return x and the parameters, and a number as a function of them."""
-    x, weights, embeddings = (bench.inputs(batch=2, time=time, seed=seed) for seed in (5, 8, 7))
-
-    def score(x: Tensor, *values: Tensor) -> Tensor:
-        frame = bench.frame(x, embeddings=embeddings)
-        output = functional_call(mechanism, dict(zip(names, values, strict=True)), (x, frame))
-        return (output * weights).sum()
-
-    return [tensor.requires_grad_() for tensor in (x, *values)], score
 
 
 def _require_slope(

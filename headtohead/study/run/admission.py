@@ -36,7 +36,7 @@ from headtohead.study.store.manifest import Check
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import RunDirectory
 
-RULES = 1
+RULES = 2
 """Version of the gate's rules. Results cached under another version are not used."""
 
 

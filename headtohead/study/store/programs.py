@@ -9,7 +9,7 @@ from typing import Any
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json
-from headtohead.mechanisms.contract.terms import source_digests
+from headtohead.mechanisms.contract.identity.source_digests import source_digests
 from headtohead.study.store.run_spec import RunSpec
 
 FILE = re.compile(r"([^\s*+()=]+\.py):[A-Za-z_]\w*")

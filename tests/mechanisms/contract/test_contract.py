@@ -197,6 +197,9 @@ def test_positions_a_mechanism_cannot_take_are_rejected() -> None:
         name = "still"
         supports = h2h.Supports(positions=frozenset({"learned", "none"}))
 
+        def forward(self, x: torch.Tensor, frame: h2h.Frame) -> torch.Tensor:
+            return x
+
     composed = Composed((class_term(Still),))
     with pytest.raises(UserError, match="still does not support positions=rope; it supports learned, none"):
         composed.build(Shape(16, 4, positions="rope"))

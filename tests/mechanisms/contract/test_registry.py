@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from headtohead.common.errors import UserError
-from headtohead.mechanisms.contract.registry import OTHER_NAMES, find_mechanism
+from headtohead.mechanisms.contract.describe import describe
+from headtohead.mechanisms.contract.registry import OTHER_NAMES, file_mechanisms, find_mechanism
 from headtohead.model.layout import parse_layout
 
 
@@ -24,7 +27,8 @@ from headtohead.model.layout import parse_layout
         ("kda", "gated_delta:decay=channel"),
         ("mamba2", "selective_state"),
         ("Mamba-2", "selective_state"),
-        ("deltanet", "gated_delta"),
+        ("deltanet", "gated_delta:decay=none"),
+        ("GatedDeltaNet", "gated_delta"),
     ],
 )
 def test_an_unknown_mechanism_has_the_nearest_of_our_names(arm: str, close: str) -> None:
@@ -71,3 +75,48 @@ def test_what_is_no_arm_at_all_is_one_line() -> None:
 
 def bare() -> None:
     """No score function."""
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("class A(h2h.Mechanism):\n    pass", "line 2: A has no forward; write def forward(self, x, frame)"),
+        ("class A(nn.Module):\n    pass", "line 2: A has no forward; write def forward(self, x, frame)"),
+        ("class A(Stage):\n    pass", "line 2: A has no evolve; write def evolve(self, q, k, frame)"),
+        (
+            "class A(Base):\n    Options = 3",
+            "line 2: A has Options = 3; Options must be a dataclass derived from headtohead.Options",
+        ),
+        ("A = h2h", "mine.py: A is not a mechanism; derive the class from headtohead.Mechanism"),
+    ],
+)
+def test_what_a_class_lacks_is_one_line(tmp_path: Path, body: str, words: str) -> None:
+    file = tmp_path / "mine.py"
+    head = "from headtohead.mechanisms.standard import Standard as Base; from headtohead.mechanisms.contract.projected "
+    file.write_text(f"import headtohead as h2h; from torch import nn; {head}import Stage\n{body}\n")
+    with pytest.raises(UserError) as caught:
+        parse_layout(f"{file}:A")
+    assert str(caught.value).endswith(words)
+
+
+def test_a_base_class_without_forward_is_no_mechanism_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import headtohead as h2h\n\n\nclass Base(h2h.Mechanism):\n    pass\n\n\n"
+        "class Mine(Base):\n    def forward(self, x, frame):\n        return x\n"
+    )
+    assert list(file_mechanisms(str(file))) == ["Mine"]
+    assert parse_layout(str(file)).label == "Mine"
+    assert describe(file_mechanisms(str(file))["Mine"]).summary == "Mine"  # without a docstring of its own
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        *("canon:kernel", "gated_delta:key_dim", "gated_delta:conv", "gated_delta:decay=channel,decay_rank"),
+        *("selective_state:state", "selective_state:conv"),
+    ],
+)
+def test_a_dimension_beyond_all_memory_is_one_line(arm: str) -> None:
+    with pytest.raises(UserError, match="=2000000000 is too large; at most"):
+        parse_layout(f"{arm}=2000000000")

@@ -38,6 +38,15 @@ class SeesTheFuture(Base):
         return super().forward(x, frame, cache) + 1e-9 * x.roll(-1, 1)
 
 
+class SeesTheNextChunk(Base):
+    """Only the last token of every 48 reads the next one."""
+
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        ends = torch.zeros_like(x)
+        ends[:, 47:-1:48] = 1e-9 * x[:, 48::48]
+        return super().forward(x, frame, cache) + ends
+
+
 class KnowsTheLength(Base):
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
         return super().forward(x, frame, cache) / x.shape[1]
@@ -116,6 +125,13 @@ class _Wrong(torch.autograd.Function):
     @staticmethod
     def backward(ctx: object, grad: Tensor) -> Tensor:
         return grad * 2.001
+
+
+class DetachesLateTokens(Base):
+    """Without a gradient from the eighth token on."""
+
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        return super().forward(torch.cat((x[:, :7], x[:, 7:].detach()), 1), frame, cache)
 
 
 class WrongGradient(Base):
@@ -370,6 +386,7 @@ class Honest(Base):
 # Class: the check that must catch it, and a fragment of its message.
 CAUGHT: dict[type[Mechanism], tuple[str, str]] = {
     SeesTheFuture: ("causal", "sees the future"),
+    SeesTheNextChunk: ("causal", "changing tokens from position 48 on"),
     KnowsTheLength: ("causal", "depend on how many tokens follow"),
     LooksAtNeighbours: ("neighbours", "batch neighbors"),
     RollsDice: ("deterministic", "another output the second time"),
@@ -382,6 +399,7 @@ CAUGHT: dict[type[Mechanism], tuple[str, str]] = {
     IgnoresDirection: ("bidirectional", "causal = False has no effect"),
     IgnoresPaddingBothWays: ("padded_batch", "in a bidirectional model, a batch with right padding"),
     DetachesAPath: ("gradients", "the gradient of x is wrong"),
+    DetachesLateTokens: ("gradients", "the gradient of x is wrong"),
     WrongGradient: ("gradients", "the gradient of"),
     HasADeadParameter: ("gradients", "no gradient reaches unused"),
     OverflowsInBf16: ("finite", "not finite"),

@@ -32,6 +32,7 @@ CHEATS = {
     "PeekInEvaluation": (FUTURE, EVALUATION),
     "PeekInLargeBatches": (FUTURE, BOTH),
     "PeekInPairs": (FUTURE, BOTH),
+    "PeekAtTheEndsOfChunks": (FUTURE, EVALUATION),
     "PeekBehindAGate": (FUTURE, BOTH),
     "PeekBehindARectifier": (FUTURE, BOTH),
     "PeekBehindARectifierDown": (FUTURE, BOTH),

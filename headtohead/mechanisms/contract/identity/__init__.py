@@ -1,0 +1,1 @@
+"""What identifies a class, score function or file of a user."""
