@@ -133,8 +133,8 @@ def test_the_counts_in_the_readme_are_those_of_the_package() -> None:
     }
     found = {name: re.findall(pattern, text) for name, (pattern, _) in stated.items()}
     assert found == {name: [str(number)] for name, (_, number) in stated.items()}
-    nano = re.findall(r"`nano` \(([\d,]+) parameters\)", text)
-    assert nano == [f"{h2h.cost('standard', size='nano')['parameters']:,}"]
+    sizes = re.findall(r"`30k` \(([\d,]+) parameters\), `nano` \(([\d,]+)\)", text)
+    assert sizes == [tuple(f"{h2h.cost('standard', size=size)['parameters']:,}" for size in ("30k", "nano"))]
 
 
 def test_the_stated_speed_of_peers_is_the_measured_one() -> None:

@@ -38,4 +38,7 @@ def test_the_commands_of_the_readme_work(
     exec(script.replace('tokens="500k"', "tokens=4096, seeds=2"), {})
     assert "standard" in capsys.readouterr().out.splitlines()[-1]
     others = [line for line in lines if line and not line.startswith("h2h ")]
-    assert all(re.match(r"git clone|cd |make race|make test|pip install", line) for line in others), others
+    assert all(
+        re.match(r"git clone|cd |make race|make test|pip install|\. \.venv/bin/activate$", line)
+        for line in others
+    ), others

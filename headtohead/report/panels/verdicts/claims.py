@@ -39,7 +39,7 @@ _PLACE = ("corpus", "size", "context", "branch")
 _ARROW = 12
 """Points between names and chart, for the arrow of an interval that continues beyond the left edge."""
 _MARGIN = 0.03
-"""Share of the axis that stays free beyond the outermost number."""
+"""Share of the axis that stays free on the left of the outermost number."""
 READING = (
     "Diamonds are the published effects (100 %), dots with 95 % intervals are measured here; 0 % is no effect, "
     "below it the effect is opposite; arrows are intervals that continue. Colors say whether this comparison supports the direction of the claim, "
@@ -223,8 +223,9 @@ def _domain(rows: Sequence[Row]) -> list[float]:
     """Return the ends of the axis: all intervals, no effect and twice the published one, within the limits."""
     ends = [end for row in rows for end in (row["low"], row["high"], row.get("mean")) if end is not None]
     low, high = min(-0.25, *ends), max(2.0, *ends)
-    free = _MARGIN * (min(high, _LIMITS[1]) - max(low, _LIMITS[0]))
-    return [max(low - free, _LIMITS[0]), min(high + free, _LIMITS[1])]
+    high = min(high, _LIMITS[1])
+    # The names of the claims are on the left.
+    return [max(low - _MARGIN * (high - low), _LIMITS[0]), high]
 
 
 def linked_pages(path: Path) -> list[tuple[str, str]]:
