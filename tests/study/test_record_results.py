@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -82,18 +83,7 @@ def test_a_recorded_run_is_trained_again_and_compared(
 ) -> None:
     import repeat_recorded
 
-    settings = [
-        "--arms",
-        "standard",
-        "--corpus",
-        str(story),
-        "--tokens",
-        "1024",
-        "--batch",
-        "256",
-        "--seeds",
-        "2",
-    ]
+    words = f"--arms standard --corpus {story} --tokens 1024 --batch 256 --seeds 2"
     study = h2h.Study(arms=["standard"], corpus=str(story), tokens=1024, batch=256, seeds=2)
     study.run(tmp_path / "race", workers=1, quiet=True, device="cpu")
     recorder.record(tmp_path / "race", tmp_path / "results")
@@ -104,9 +94,18 @@ def test_a_recorded_run_is_trained_again_and_compared(
         return SimpleNamespace(returncode=ended.value.code)
 
     monkeypatch.setattr(repeat_recorded.subprocess, "run", run)
-    for command, code, end in ((["race", *settings], 0, "equal"), (["list", "sizes"], 1, "differs")):
+
+    def repeated(*command: str) -> tuple[int, list[str], dict[str, Any]]:
         monkeypatch.setattr(sys, "argv", ["repeat_recorded.py", str(tmp_path / "results"), "--", *command])
         capsys.readouterr()
-        assert repeat_recorded.main() == code
+        code = repeat_recorded.main()
         *rows, last = capsys.readouterr().out.splitlines()
-        assert sum(row.endswith(f": {end}") for row in rows) == json.loads(last)["repeated"] == 2
+        return code, [row.partition(": ")[2] for row in rows], json.loads(last)
+
+    code, rows, last = repeated("race", *words.split())
+    assert (code, rows, last["repeated"], last["equal"]) == (0, ["equal"] * 2, 2, 2)
+    code, rows, last = repeated("list", "sizes")
+    assert (code, rows, last["repeated"]) == (1, ["not trained again"] * 2, 0)
+    monkeypatch.setattr(repeat_recorded, "outcome", lambda run: str(run.path.stat().st_ino))
+    code, rows, last = repeated("race", *words.split())
+    assert (code, rows, last["repeated"], last["equal"]) == (1, ["differs"] * 2, 2, 0)
