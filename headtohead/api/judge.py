@@ -18,6 +18,7 @@ from headtohead.api.study import Study, open_study, processes, study_devices
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import write_json
 from headtohead.common.progress import progress_bar
+from headtohead.study.config.folder import check_no_study
 from headtohead.study.judge.forecast import Forecast, forecast_plan, seen_spread
 from headtohead.study.judge.runs_csv import Columns, Judged, judge_table
 from headtohead.study.judge.schedule import Cluster
@@ -41,6 +42,7 @@ class TableResult(StudyResult):
     def write(self, quiet: bool = False, only_if_changed: bool = False) -> None:
         """Write verdicts.json and the page into `path`."""
         assert self.judged is not None
+        check_no_study(self.path, "the verdicts of a table")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "verdicts.json", [row.as_dict() for row in self.verdicts])

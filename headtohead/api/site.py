@@ -8,6 +8,7 @@ from pathlib import Path
 from headtohead.api.study import open_study
 from headtohead.common.errors import UserError
 from headtohead.common.progress import progress_bar
+from headtohead.study.config.folder import check_no_study
 from headtohead.study.judge.analysis import Analysis
 
 
@@ -20,6 +21,7 @@ def write_site(
     """
     if not folders:
         raise UserError("a site needs a study: h2h site DIR ...")
+    check_no_study(Path(out), "a site")
     results = [open_study(folder) for folder in folders]
     try:
         from headtohead.report import site
