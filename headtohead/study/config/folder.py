@@ -13,6 +13,13 @@ UNNAMED = "study"
 _MAX_NAMED = 3
 
 
+def given_folder(out: str | Path) -> Path:
+    """Return a directory that is given; raise UserError for an empty name, which would be the current directory."""
+    if out == "":
+        raise UserError("out is empty; give a directory, such as '.' for this one")
+    return Path(out)
+
+
 def default_folder(spec: StudySpec) -> Path:
     """Return the default directory of a study: races/NAME, or its arms and datasets if it has no name."""
     if spec.name != UNNAMED:
