@@ -13,11 +13,13 @@ from typing import Any, Literal
 
 import torch
 
+from headtohead.api.checked import checked
 from headtohead.api.result import StudyResult, report_skipped
 from headtohead.api.study import Study, open_study, processes, study_devices
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import write_json
 from headtohead.common.progress import progress_bar
+from headtohead.study.config.folder import check_no_study, given_folder
 from headtohead.study.judge.forecast import Forecast, forecast_plan, seen_spread
 from headtohead.study.judge.runs_csv import Columns, Judged, judge_table
 from headtohead.study.judge.schedule import Cluster
@@ -41,6 +43,7 @@ class TableResult(StudyResult):
     def write(self, quiet: bool = False, only_if_changed: bool = False) -> None:
         """Write verdicts.json and the page into `path`."""
         assert self.judged is not None
+        check_no_study(self.path, "the verdicts of a table")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "verdicts.json", [row.as_dict() for row in self.verdicts])
@@ -54,6 +57,7 @@ class TableResult(StudyResult):
         self.report = write_judged(self.path, self.judged, self.source)
 
 
+@checked
 def judge(
     table: str | Path,
     *,
@@ -79,7 +83,7 @@ def judge(
     judged = judge_table(
         Path(table), columns, baseline=baseline, primary=primary, margin=margin, better=better
     )
-    folder = Path(out) if out is not None else Path(table).parent
+    folder = Path(table).parent if out is None else given_folder(out)
     result = TableResult(
         folder,
         judged.manifest,
@@ -93,6 +97,7 @@ def judge(
     return result
 
 
+@checked
 def forecast(
     study: Study,
     out: str | Path | None = None,
@@ -138,7 +143,7 @@ def forecast(
     execution = ExecutionSettings(device=str(chosen), threads=threads)
     if chosen.type == "cpu":
         torch.set_num_threads(threads)
-    folder = Path(out) if out is not None else None
+    folder = None if out is None else given_folder(out)
     source = "given" if spread is not None else ""
     if folder is not None and (folder / "study.json").is_file() and spread is None:
         spread = seen_spread(open_study(folder).verdicts)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headtohead.api.checked import checked
 from headtohead.api.result import CLAIMS, StudyResult, report_skipped
 from headtohead.api.study import Study, open_study, plain, processes
 from headtohead.common.deprecation import old_names
@@ -23,6 +24,7 @@ from headtohead.papers.faster_qk.work import Toy, ToyPlan, read_toy, work_toy
 from headtohead.study.claims import ClaimResult, judge_claims
 from headtohead.study.claims.criteria import MAIN
 from headtohead.study.claims.paper import TOY, Paper, find_paper, read_paper, sister, sisters
+from headtohead.study.config.folder import given_folder
 from headtohead.study.config.spec import with_stored_names
 from headtohead.study.environment import choose_device
 from headtohead.study.plan.planner import study_data
@@ -68,8 +70,14 @@ class Reproduction:
 
 
 @old_names(seconds="time_limit", stack="population")
+@checked
 def reproduce(
-    paper: str, *, scale: str = "smoke", out: str | Path | None = None, only: str = "", **execution: Any
+    paper: str | Path,
+    *,
+    scale: str = "smoke",
+    out: str | Path | None = None,
+    only: str = "",
+    **execution: Any,
 ) -> Reproduction:
     """Run the studies of a paper at a scale (smoke, tiny, small, paper) and judge each claim.
 
@@ -82,7 +90,7 @@ def reproduce(
     if execution.get("on", "local") == "slurm":
         raise UserError("reproduce does not write SLURM jobs; give its studies to h2h race --on slurm")
     known = read_paper(find_paper(paper))
-    folder = Path(out) if out is not None else Path("races") / f"{known.name}-{scale}"
+    folder = Path("races") / f"{known.name}-{scale}" if out is None else given_folder(out)
     work = _Work(known, scale, folder, execution)
     parts = [*known.studies(scale), *([TOY] if scale in known.toy else [])]
     if only and only not in parts:
@@ -99,6 +107,7 @@ def reproduce(
 
 
 @old_names(seconds="time_limit")
+@checked
 def run_toy(
     plan: ToyPlan | str,
     out: str | Path,

@@ -26,7 +26,7 @@ from headtohead.study.config.spec import StudySpec
 from headtohead.study.judge.notices import budget_notices, design_notices, repetition_notices
 from headtohead.study.plan.dataset import split_notes
 from headtohead.study.plan.execution import ExecutionSettings
-from headtohead.study.plan.freeze import planned_seeds, populations
+from headtohead.study.plan.freeze import definitions, planned_seeds, populations
 from headtohead.study.plan.plan import Plan, Rates
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.plan.population import TUNING, PopulationPolicy, group_populations
@@ -294,7 +294,7 @@ class StudyRunner:
             return store.run(run).finished()
 
         with History.changing(store.path) as history:
-            history.plan(manifest, self.settings, done)
+            history.plan(manifest, self.settings, definitions(plan), done)
             late = planned_seeds(store.path, plan, started=any(map(done, plan.runs)))
             added = study_marks(store.path, manifest, late).added_seeds
             record = {

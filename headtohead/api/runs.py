@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from headtohead.api.checked import checked
 from headtohead.api.loaded import LoadedRun, check_tokens
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.progress import progress_bar
@@ -27,6 +28,7 @@ from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import check_trained_weights, find_run
 
 
+@checked
 def load(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> LoadedRun:
     """Return a trained run with its model and tokenizer: `run.generate(text)`, `run.logits(text)`, `run.attention(text)`.
 
@@ -37,6 +39,7 @@ def load(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> 
     return LoadedRun(folder.spec(), model, folder.tokenizer())
 
 
+@checked
 def load_model(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> Decoder:
     """Return the trained model of a run; also works for synthetic tasks, which have no tokenizer."""
     folder = find_run(run)
@@ -46,6 +49,7 @@ def load_model(run: str | Path, *, device: str = "cpu", trust_files: bool = Fals
     return model.to(choose_device(device)).eval()
 
 
+@checked
 def evaluate(
     run: str | Path,
     corpus: str,
@@ -74,6 +78,7 @@ def evaluate(
         )
 
 
+@checked
 def evaluate_task(
     run: str | Path,
     *,
@@ -105,6 +110,7 @@ def evaluate_task(
     return {"task": name, "split": split, **score.as_dict(), "without_a_model": dataset.references()}
 
 
+@checked
 def score_task(
     run: str | Path,
     task: str,
@@ -123,6 +129,7 @@ def score_task(
     )[0]
 
 
+@checked
 def score_tasks(
     run: str | Path,
     tasks: str | Sequence[str] = ALL,
@@ -176,6 +183,7 @@ def _skipping(model: Decoder, skip: str, keep_ffn: bool) -> Decoder:
     return model
 
 
+@checked
 def generate_text(
     run: str | Path,
     prompt: str,

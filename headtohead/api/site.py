@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from headtohead.api.checked import checked
 from headtohead.api.study import open_study
 from headtohead.common.errors import UserError
 from headtohead.common.progress import progress_bar
+from headtohead.study.config.folder import check_no_study, given_folder
 from headtohead.study.judge.analysis import Analysis
 
 
+@checked
 def write_site(
     folders: Sequence[str | Path], out: str | Path = "site", *, title: str = "Studies", quiet: bool = False
 ) -> Path:
@@ -20,6 +23,8 @@ def write_site(
     """
     if not folders:
         raise UserError("a site needs a study: h2h site DIR ...")
+    folder = given_folder(out)
+    check_no_study(folder, "a site")
     results = [open_study(folder) for folder in folders]
     try:
         from headtohead.report import site
@@ -33,4 +38,4 @@ def write_site(
                 result.write(quiet=True)
                 yield result.path, result.analysis
 
-        return site.write_site(Path(out), studies(), title)
+        return site.write_site(folder, studies(), title)

@@ -12,6 +12,7 @@ from typing import Any, Literal, Unpack
 
 import torch
 
+from headtohead.api.checked import checked
 from headtohead.api.cluster import check_backend
 from headtohead.api.cluster.ray import ray_cluster
 from headtohead.api.cluster.slurm import JobRequest, planning_device, write_study_job
@@ -25,7 +26,7 @@ from headtohead.common.terminal import say
 from headtohead.common.text import check_plain
 from headtohead.integrations.sinks import Sink, find_sinks
 from headtohead.mechanisms.contract.score import Score
-from headtohead.study.config.folder import check_same_study, default_folder
+from headtohead.study.config.folder import check_same_study, default_folder, given_folder
 from headtohead.study.config.settings import Arms, StudySettings
 from headtohead.study.config.shipped import find_study
 from headtohead.study.config.spec import (
@@ -53,6 +54,8 @@ class Study:
 
     def __init__(self, arms: Arms | None = None, **settings: Unpack[StudySettings]) -> None:
         """`settings` are those that `h2h settings` lists."""
+        if isinstance(arms, set | frozenset):
+            raise UserError("arms is a set, which has no order; give a list: its first arm is the baseline")
         given = list(arms) if isinstance(arms, Iterable) and not isinstance(arms, str | Mapping) else arms
         self.values: dict[str, Any] = with_stored_names(
             dict(settings) | ({} if given is None else {"arms": given})
@@ -68,6 +71,7 @@ class Study:
         return f"Study({spec.name!r}: {arms}; {seeds}; {data}; {sizes})"
 
     @classmethod
+    @checked
     def from_file(cls, path: str | Path, arms: Arms | None = None, **changes: Unpack[StudySettings]) -> Study:
         """Return the study of a TOML file, or a shipped one by name; `arms` and `changes` override its settings."""
         file = find_study(path)
@@ -75,6 +79,7 @@ class Study:
         return cls(**{"name": file.stem, **changed_settings(read_study(file), {**changes, **own})})
 
     @old_names(seconds="time_limit", stack="population")
+    @checked
     def run(
         self,
         out: str | Path | None = None,
@@ -117,13 +122,13 @@ class Study:
         or population gets there.
         """
         check_backend(on, workers, cpus_per_run, gpus_per_run, slurm)
-        store = Store(Path(out) if out is not None else default_folder(self.spec))
+        store = Store(default_folder(self.spec) if out is None else given_folder(out))
         if on == "slurm":
             check_shared(store.path)
             check_submittable(slurm or SlurmJob())
         if not extend:
             check_same_study(store.path, self.spec)
-        limit = parse_duration(time_limit) if isinstance(time_limit, str) else time_limit
+        limit = parse_duration(time_limit)
         devices = study_devices(self.spec, device) if on == "local" else (planning_device(device),)
         count = processes(devices, workers, threads)
         used = tuple(map(str, devices[:count]))
@@ -195,6 +200,7 @@ def processes(devices: Sequence[torch.device], workers: int, threads: int = 1) -
     return max(1, (workers or os.cpu_count() or 1) // max(1, threads))  # ExecutionSettings checks threads
 
 
+@checked
 def open_study(path: str | Path) -> StudyResult:
     """Return a finished study's result, read from its directory."""
     folder = Path(path)
@@ -205,6 +211,7 @@ def open_study(path: str | Path) -> StudyResult:
     return judge_study(Store(folder), manifest, added, {})
 
 
+@checked
 def watch_study(path: str | Path, *, port: int = 8642, quiet: bool = False) -> None:
     """Serve a live page of a running study on 127.0.0.1 until Ctrl-C; a study that has not begun is waited for."""
     if not 0 <= port <= 65535:
@@ -219,6 +226,7 @@ def watch_study(path: str | Path, *, port: int = 8642, quiet: bool = False) -> N
     serve(folder, port, (lambda text: None) if quiet else (lambda text: say(text, flush=True)))
 
 
+@checked
 def examine_study(path: str | Path, *, repair: bool = False, quiet: bool = False) -> list[Finding]:
     """Return what is damaged in a study's directory; `repair` repairs what is safe to repair."""
     with progress_bar("examining", quiet) as progress:
@@ -231,8 +239,6 @@ def examine_study(path: str | Path, *, repair: bool = False, quiet: bool = False
 def _stores(folders: str | Path | Sequence[str | Path]) -> tuple[Store, ...]:
     """Return the stores of existing study directories."""
     given = [folders] if isinstance(folders, str | Path) else folders
-    if not isinstance(given, Sequence) or not all(isinstance(folder, str | Path) for folder in given):
-        raise UserError(f"reuse is a directory or a list of directories, not {folders!r}")
     if "" in given:
         raise UserError("reuse: the name of a directory is empty")
     paths = [Path(check_plain(str(folder), "reuse")).resolve() for folder in given]

@@ -16,7 +16,7 @@ def command(
     arm: Annotated[str, flag("COLUMN")],
     seed: Annotated[str, flag("COLUMN")],
     metric: Annotated[str, flag("COLUMN")],
-    by: Annotated[tuple[str, ...] | None, flag("COLUMN")] = None,
+    by: Annotated[tuple[str, ...] | None, flag("COLUMN", may_be_empty=True)] = None,
     baseline: Annotated[str, flag("NAME")] = "",
     primary: Annotated[str, flag("NAME")] = "",
     margin: Annotated[float | None, flag("NUMBER")] = None,

@@ -50,6 +50,8 @@ def exact_count(value: int) -> str:
 def parse_duration(text: str | float) -> float:
     """Return seconds from 90s, 8m, 1.5h or 2d; a number is seconds already."""
     if not isinstance(text, str):
+        if not is_number(text) or not text >= 0:
+            raise UserError(f"expected a duration of 0 seconds or more, or a text such as 8m, got {text!r}")
         return text
     match = _DURATION.fullmatch(text.strip())
     if not match:

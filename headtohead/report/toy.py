@@ -39,10 +39,12 @@ def draw_toy(toy: Toy) -> dict[str, Row]:
     found: dict[str, Any] = {}
     marked = [result for result in toy.results if result.run.share is None and result.marks]
     shown = [result for result in marked if result.run.adam is None]
+    compared = [result for result in shown if "sweep" not in result.run.name]
     with debug_mode(False):
         if shown:
             found["heat"] = heat_maps(shown)
-            found["alpha-at-loss"] = alpha_at_loss(shown)
+        if compared:
+            found["alpha-at-loss"] = alpha_at_loss(compared)
         if len(marked) > len(shown):
             found["adam"] = adam_and_sgd(marked)
         found["alpha-over-time"] = alpha_over_time(toy)
@@ -125,7 +127,6 @@ def heat_maps(results: list[ToyResult]) -> Any:
 
 def alpha_at_loss(results: list[ToyResult]) -> Any:
     """Return attention against loss, a line per run."""
-    results = [result for result in results if "sweep" not in result.run.name]
     names = _names(results)
     # Beyond the palette, runs are distinguished by dashes.
     dashes = [[1, 0] if index < len(PALETTE) else [4, 3] for index in range(len(names))]

@@ -49,8 +49,8 @@ GROWTH = "bench growth --arms standard --size nano --device cpu --quiet"
         (f"{GROWTH} --context 0 32", "context=0 must be above 0"),
         (f"{GROWTH} --for 0s", "seconds=0 must be above 0"),
         (f"{GROWTH} --workers -3 --compile", "workers=-3 must be 0"),
-        (f"{GROWTH} --axes", "axes must name at least one of context, batch"),
-        ("bench stack 2 --size nano --arms", "arms must name at least one arm"),
+        (f"{GROWTH} --axes", "|parameters ... needs a value"),
+        ("bench stack 2 --size nano --arms", "--arms ARM ... needs a value"),
         ("bench stack 2 1000000 --size nano", "seeds=1000000 is too large"),
     ],
 )

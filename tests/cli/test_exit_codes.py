@@ -65,3 +65,25 @@ def test_the_codes_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("race", "reproduce"):
         code_of(command, "--help")
         assert "Exit code 3" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("command", ["verdict", "site"])
+def test_no_other_command_writes_into_the_folder_of_a_study(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs.csv").write_text("arm,seed,loss\na,1,2.0\na,2,2.1\nb,1,2.2\nb,2,2.4\n")
+    study = tmp_path / "study"
+    study.mkdir()
+    for name in ("study.json", "verdicts.json", "report.html"):
+        (study / name).write_text("{}")
+    words = {
+        "verdict": [str(tmp_path / "runs.csv"), "--arm", "arm", "--seed", "seed", "--metric", "loss"],
+        "site": [str(study)],
+    }
+    assert code_of(command, *words[command], "--out", str(study)) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert error.startswith(f"h2h: {study} holds a study; choose another folder for ")
+    assert error.count("\n") == 1
+    assert {path.name: path.read_text() for path in study.iterdir()} == dict.fromkeys(
+        ("study.json", "verdicts.json", "report.html"), "{}"
+    )

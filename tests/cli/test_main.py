@@ -462,7 +462,29 @@ MISTAKES = [
     # Values that are missing or not taken.
     (["race", "--tokens"], "--tokens COUNT needs a value (h2h race --help)"),
     (["race", "--tokens", "--seeds", "2"], "--tokens COUNT needs a value (h2h race --help)"),
-    (["race", "--arms"], "needs arms"),
+    (["race", "--arms"], "--arms ARM ... needs a value (h2h race --help)"),
+    *(
+        (["race", "--arms", "standard", "diagonal", f"--{name}", *value], f"--{name} {rest} needs a value")
+        for name, rest in (
+            ("corpus", "NAME ..."),
+            ("size", "NAME ..."),
+            ("context", "COUNT ..."),
+            ("shape", "RULE ..."),
+            ("probes", "PROBE ..."),
+            ("set", "KEY=VALUE ..."),
+            ("tasks", "TASK ..."),
+            ("track", "TRACKER ..."),
+            ("reuse", "DIR ..."),
+            ("out", "DIR"),
+        )
+        for value in ([], [""])
+    ),
+    (
+        ["verdict", "x.csv", "--arm", "a", "--seed", "b", "--metric", "c", "--out", ""],
+        "--out DIR needs a value (h2h verdict --help)",
+    ),
+    (["report", ""], "DIR needs a value (h2h report --help)"),
+    (["runs", "x", ""], "DIR|RUN ... needs a value (h2h runs --help)"),
     (["race", "--quiet=yes"], "--quiet takes no value, got 'yes' (h2h race --help)"),
     (["race", "--no-compile=on"], "--no-compile takes no value, got 'on' (h2h race --help)"),
     # Arguments that are missing or too many.
@@ -555,7 +577,6 @@ BAD_FILES = [
     (["race", "--arms", "standard", "diagonal", "--corpus", "file:empty.txt"], "empty"),
     (["race", "--arms", "standard", "diagonal", "--corpus", "file:short.txt"], "short.txt"),
     (["race", "--arms", "standard", "diagonal", "--corpus", "file:binary.bin"], "binary.bin"),
-    (["race", "--arms", "standard", "diagonal", "--reuse"], "--reuse takes one directory or more"),
     (["race", "--arms", "standard", "./bare.py:Mine"], "unknown class in ./bare.py 'Mine'"),
     (["race", "--arms", "standard", "./syntax.py:Mine"], "syntax.py"),
     (["race", "--arms", "standard", "./raising.py:Mine"], "raising.py"),
@@ -642,7 +663,7 @@ def test_output_to_a_full_device_or_a_directory_is_one_clear_line_and_exit_code_
         ((*look, str(full)), f"{full}: No space left on device"),
         ((*look, str(tmp_path)), f"{tmp_path}: give a file in an existing directory"),
         (("runs", str(raced), "--export", str(full)), f"cannot write {full}: No space left on device"),
-        (("runs", str(raced), "--export", ""), "it is a directory"),
+        (("runs", str(raced), "--export", "."), "it is a directory"),
     ):
         run(*words, code=2)
         error = capsys.readouterr().err

@@ -473,7 +473,7 @@ def test_times_of_another_study_are_not_copied(tmp_path: Path, first: StudyResul
 
 @pytest.mark.parametrize("reuse", [5, None, [None]])
 def test_reuse_takes_directories(story: Path, tmp_path: Path, reuse: object) -> None:
-    with pytest.raises(UserError, match="reuse is a directory or a list of directories"):
+    with pytest.raises(UserError, match="reuse takes a path or a list of paths"):
         run(story, tmp_path / "b", "standard", "gated", reuse=reuse)
 
 

@@ -30,7 +30,7 @@ class Options(BenchOptions):
     """
 
     arms: Annotated[tuple[str, ...], flag("ARM")] = ARMS
-    peers: Annotated[tuple[str, ...], flag("|".join(WRITERS))] = tuple(WRITERS)
+    peers: Annotated[tuple[str, ...], flag("|".join(WRITERS), may_be_empty=True)] = tuple(WRITERS)
     size: Annotated[str, flag("SIZE")] = "350m"
     batch: Annotated[str, flag("COUNT")] = "64"
     cached: Annotated[str, flag("COUNT")] = "8064"

@@ -49,7 +49,7 @@ class Options(BenchOptions):
 
     sizes: Annotated[tuple[str, ...], flag("SIZE", positional=True)] = tuple(SHAPES)
     arms: Annotated[tuple[str, ...], flag("ARM")] = ("standard",)
-    peers: Annotated[tuple[str, ...], flag("|".join(PEERS))] = PEERS
+    peers: Annotated[tuple[str, ...], flag("|".join(PEERS), may_be_empty=True)] = PEERS
     context: Annotated[tuple[str, ...], flag("COUNT")] = ()
     shape: Literal["as_is", "params"] = "as_is"
     batch: Annotated[str, flag("COUNT")] = "32768"

@@ -122,7 +122,7 @@ def _check(one: Flag, values: list[str] | None) -> None:
     if values is None and one.default is inspect.Parameter.empty and not (one.positional and one.several):
         raise UserError(f"{one.spelling} is missing")
     name = one.metavar if one.positional else f"--{one.name}"
-    if values == [] and not one.several:  # a list may be empty: --peers
+    if (values == [] and not one.may_be_empty) or "" in (values or ()):
         ratio = name.startswith("--lr.")
         raise UserError(f"{name} takes a ratio such as 30x" if ratio else f"{one.spelling} needs a value")
     for value in values or ():

@@ -38,6 +38,8 @@ class Flag:
     kind: type[str] | type[int] | type[float] | type[Path] = str
     choices: tuple[str, ...] = ()
     """The values it takes; empty: any of its kind."""
+    may_be_empty: bool = False
+    """Whether a list without values means something."""
 
     @property
     def boolean(self) -> bool:
@@ -103,6 +105,7 @@ def flags_of(owner: Any, holder: str = "", defaults: Any = None) -> list[Flag]:
             holder=holder,
             kind=next((kind for kind in (int, float, Path) if kind in kinds), str),
             choices=choices,
+            may_be_empty=mark.may_be_empty,
         )
         flags.append(one)
     return flags

@@ -20,6 +20,8 @@ class flag:
     name: str = ""
     positional: bool = False
     """Given without its name although it is a field of a dataclass."""
+    may_be_empty: bool = False
+    """Whether a list without values means something."""
 
 
 Switch = Literal["auto", "on", "off"]
@@ -215,7 +217,7 @@ class RunOptions(DeviceOptions):
     compile: Switch = "auto"
     population: Switch = "auto"
     allow_failed_check: bool = False
-    reuse: Annotated[tuple[str, ...] | None, flag("DIR")] = None
+    reuse: Annotated[tuple[str, ...], flag("DIR")] = ()
     quiet: bool = False
     on: Literal["local", "ray", "slurm"] = "local"
     cpus_per_run: Annotated[float | None, flag("NUMBER")] = None
@@ -226,9 +228,6 @@ class RunOptions(DeviceOptions):
         given = super().arguments()
         given["retry_failed"] = given.pop("retry") == "failed"
         given["time_limit"] = seconds_of(self.time_limit)
-        if self.reuse == ():
-            raise UserError("--reuse takes one directory or more")
-        given["reuse"] = self.reuse or ()
         return given | {"compile": switched(self.compile), "population": switched(self.population)}
 
 

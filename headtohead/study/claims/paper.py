@@ -105,11 +105,11 @@ def sister(settings: Mapping[str, Any]) -> str:
     return given.removeprefix(_SISTER) if given.startswith(_SISTER) else ""
 
 
-def find_paper(name: str) -> Path:
+def find_paper(given: str | Path) -> Path:
     """Return the paper file: a path, or the name of a shipped study with claims."""
+    name, shipped = str(given), shipped_studies()
     if name.endswith(".toml"):
-        return Path(name)
-    shipped = shipped_studies()
+        return Path(given)
     if name not in shipped:
         raise unknown("paper", name, {name for name, path in shipped.items() if _has_claims(path)})
     return shipped[name]

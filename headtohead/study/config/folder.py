@@ -1,4 +1,4 @@
-"""The default directory of a study, and the check that a directory holds the same study."""
+"""The default directory of a study, and the checks that a directory holds the same study or none."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ from headtohead.study.store.manifest import read_manifest
 
 UNNAMED = "study"
 _MAX_NAMED = 3
+
+
+def given_folder(out: str | Path) -> Path:
+    """Return a directory that is given; raise UserError for an empty name, which would be the current directory."""
+    if out == "":
+        raise UserError("out is empty; give a directory, such as '.' for this one")
+    return Path(out)
 
 
 def default_folder(spec: StudySpec) -> Path:
@@ -58,6 +65,12 @@ def check_same_study(folder: Path, spec: StudySpec) -> None:
                 f"{folder} holds another study ({what}: {_listed(known)}; given: {_listed(here[what])}); "
                 "choose another folder with --out, or add to that study with --extend"
             )
+
+
+def check_no_study(folder: Path, what: str) -> None:
+    """Raise UserError if `folder` holds a study, whose verdicts and page `what` would replace or mix with its own."""
+    if (folder / "study.json").exists():
+        raise UserError(f"{folder} holds a study; choose another folder for {what} with --out")
 
 
 def _listed(names: set[str]) -> str:

@@ -128,6 +128,7 @@ def study_verdicts(
         ]
         arm_notes = {
             label: [
+                *([marks.changed_arms[label]] if label in marks.changed_arms else []),
                 *_copy_notes(manifest, contest, label, marks.copied),
                 *_rate_notes(manifest, contest, label, results, used.name),
             ]

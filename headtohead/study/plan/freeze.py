@@ -1,4 +1,4 @@
-"""Freezes a plan in study.lock.json before the first run, and separates planned seeds from seeds added later."""
+"""Freezes a plan before the first run: its definitions, and in study.lock.json its seeds, apart from those added later."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 from headtohead.common.files import canonical_json, digest
 from headtohead.study.plan.plan import Plan
 from headtohead.study.store.frozen import PlannedSeeds, SolvedArm, changing_lock
+from headtohead.study.store.history import ArmDefinition, Definitions
+from headtohead.study.store.programs import code_digests
+from headtohead.study.store.run_spec import RunSpec
 
 
 def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
@@ -38,6 +41,28 @@ def populations(plan: Plan, prefix: str = "") -> dict[str, bool]:
     """Return whether the runs of each contest are rows of populations, by its title after `prefix`."""
     found = ((dataclasses.replace(entry.contest, branch=""), entry.run) for entry in plan.entries)
     return {f"{prefix}{contest.title}": plan.runs[run].stacked for contest, run in found}
+
+
+def definitions(plan: Plan) -> Definitions:
+    """Return what defines the arms of a plan, and the contexts that are not part of a contest's title."""
+    runs: dict[str, list[RunSpec]] = {}
+    contexts: dict[str, int] = {}
+    for entry in plan.entries:
+        run = plan.runs[entry.run]
+        runs.setdefault(entry.label, []).append(run)
+        if not entry.contest.context:
+            contexts[entry.contest.title] = run.size.context
+    arms = {}
+    for arm in plan.spec.arms:
+        own = runs[arm.label]
+        settings = (
+            arm.training
+            | ({"model": arm.model} if arm.model else {})
+            | ({"init_from": own[0].start} if arm.start else {})
+        )
+        code = sorted({one for run in own for one in code_digests(run)})
+        arms[arm.label] = ArmDefinition.of(arm.text, settings, code)
+    return Definitions(arms, contexts)
 
 
 def _comparison(plan: Plan) -> list[Any]:

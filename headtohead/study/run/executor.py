@@ -132,8 +132,8 @@ class WorkerPool:
                     self._reap(say)
                     continue
                 worker = next((one for one in self.workers if one.process is process), None)
-                if worker and event.kind in ("started", "ended"):
-                    worker.run = event.run if event.kind == "started" else ""
+                if worker and event.kind not in ("warning", "waiting"):
+                    worker.run = "" if event.kind in ("ended", "deferred") else event.run
                 if event.kind != "waiting" or event.pid not in {one.pid for one in self.workers}:
                     handle(event)
         finally:
@@ -162,9 +162,13 @@ class WorkerPool:
     def _reap(self, say: Callable[[str], None]) -> None:
         """Remove workers that have ended, and replace those that died."""
         ending = self.limit.requested() or self.limit.late
-        for worker in [worker for worker in self.workers if not worker.process.alive]:
+        ended = [worker for worker in self.workers if not worker.process.alive]
+        if not self.queue.empty():  # with the last events of those that ended just now
+            return
+        for worker in ended:
             self.workers.remove(worker)
-            if not (how := worker.wait()):
+            how = worker.wait() or ("ended with code 0 in the middle of a run" if worker.run else "")
+            if not how:
                 continue
             count = self.deaths[worker.run] = self.deaths.get(worker.run, 0) + 1
             say(f"a worker {how}" + (f" (see {worker.log})" if worker.log.is_file() else ""))
@@ -193,7 +197,7 @@ class _Worker:
         name = f"worker-{socket.gethostname()}-{os.getpid()}-{index + 1}.log".replace("/", "_")
         self.index, self.log = index, store.path / "logs" / name
         self.run = ""
-        """The run it is training."""
+        """The run it is training; empty while the run cannot be continued here."""
         with open_to_append(store.path, "logs", name) as stream:
             self.process = WorkerProcess(
                 "headtohead.study.run.worker",

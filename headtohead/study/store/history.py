@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +33,9 @@ _FREE = (
     *("name", "arms", "seeds", "baseline", "primary", "probes"),
     *("corpus", "tasks", "size", "shape", "length", "context", "branches"),
 )
-"""Settings that change no run, or that a plan records separately as arms, seeds and contests."""
+"""Settings that change no run, or that a plan records separately as arms, seeds, contests and definitions."""
+_FOLDERS = re.compile(r"[^\s*+()=]*/")
+"""The folders of a file in the text of an arm."""
 
 
 class Comparison(Struct, frozen=True):
@@ -42,6 +45,41 @@ class Comparison(Struct, frozen=True):
     arm: str
     baseline: str
     p: Annotated[float, Meta(ge=0, le=1)]
+
+
+class ArmDefinition(Struct, frozen=True):
+    """What defines an arm, besides its label and the settings of the study."""
+
+    mechanism: str
+    settings: dict[str, Any]
+    """Its own settings."""
+    code: list[str]
+    """Digests of its user code: of the text, and of the program that the text is parsed to. Code is the same if one of them
+    is: comments change the text, and another version of Python changes the digest of the program."""
+
+    @classmethod
+    def of(cls, text: str, settings: Mapping[str, Any], code: list[str]) -> ArmDefinition:
+        """Return the definition of an arm given as text, without the folders of its files."""
+        return cls(_FOLDERS.sub("", text), _portable(dict(settings)), code)
+
+    def changes(self, now: ArmDefinition) -> list[str]:
+        """Return what differs in `now`."""
+        found = []
+        if self.mechanism != now.mechanism:
+            found.append("its mechanism")
+        elif self.code != now.code and not set(self.code) & set(now.code):
+            found.append("its code")
+        keys = {*self.settings, *now.settings}
+        return found + sorted(key for key in keys if self.settings.get(key) != now.settings.get(key))
+
+
+class Definitions(Struct, frozen=True):
+    """What labels and titles do not say."""
+
+    arms: dict[str, ArmDefinition]
+    """By label."""
+    contexts: dict[str, int]
+    """Tokens in a window by contest, where the title does not include them."""
 
 
 class PlanEvent(Struct, frozen=True, tag_field="event", tag="plan"):
@@ -57,9 +95,16 @@ class PlanEvent(Struct, frozen=True, tag_field="event", tag="plan"):
     primary: str | None = None
     recovered: bool | UnsetType = UNSET
     """Taken from study.json, because the study is older than its history."""
+    definitions: Definitions | UnsetType = UNSET
+    """Older versions did not record them."""
 
     @classmethod
-    def of(cls, manifest: Manifest, settings: Mapping[str, Any]) -> PlanEvent:
+    def of(
+        cls,
+        manifest: Manifest,
+        settings: Mapping[str, Any],
+        definitions: Definitions | UnsetType = UNSET,
+    ) -> PlanEvent:
         """Return the plan of a study without results."""
         return cls(
             arms=[label for _, label in manifest.arms],
@@ -69,6 +114,7 @@ class PlanEvent(Struct, frozen=True, tag_field="event", tag="plan"):
             settings=_portable({key: value for key, value in settings.items() if key not in _FREE}),
             finished=[],
             primary=manifest.primary,
+            definitions=definitions,
         )
 
 
@@ -120,6 +166,8 @@ class Marks:
     """By contest: p values of comparisons that were reported and are no longer in the study."""
     notes: tuple[str, ...] = ()
     """Notes that apply to every verdict."""
+    changed_arms: Mapping[str, str] = field(default_factory=dict)
+    """By label: a note on an arm whose mechanism, settings or code were changed."""
     copied: Mapping[str, str] = field(default_factory=dict)
     """By run id: the study from which a run was copied."""
 
@@ -154,11 +202,17 @@ class History:
     def _events(self, kind: type[Kind]) -> list[Kind]:
         return [row.event for row in self.rows if isinstance(row.event, kind)]
 
-    def plan(self, manifest: Manifest, settings: Mapping[str, Any], done: Callable[[str], bool]) -> None:
+    def plan(
+        self,
+        manifest: Manifest,
+        settings: Mapping[str, Any],
+        definitions: Definitions,
+        done: Callable[[str], bool],
+    ) -> None:
         """Append a plan if it differs from the last one. `done` returns whether a run id has a result."""
         before = self._recovered()
         contests = {entry.contest for entry in (*before, *manifest.entries) if done(entry.run)}
-        plan = PlanEvent.of(manifest, settings)
+        plan = PlanEvent.of(manifest, settings, definitions)
         plans = self._events(PlanEvent)
         if not plans or _change(plans[-1], finished=[], recovered=UNSET) != plan:
             self._append(_change(plan, finished=sorted({contest.title for contest in contests})))
@@ -202,10 +256,14 @@ class History:
                     added_arms |= {(contest, label) for label in set(plan.arms) - arms}
                 seeds |= set(plan.seeds)
                 arms |= set(plan.arms)
-        planned = ([plan for plan in plans if not plan.finished] or plans[:1])[-1]
+        start = max((index for index, plan in enumerate(plans) if not plan.finished), default=0)
+        planned, defined = plans[start], [plan.definitions for plan in plans[start:] if plan.definitions]
         then, now = planned.settings, plans[-1].settings
-        if changed := sorted(key for key in {*then, *now} if then.get(key) != now.get(key)):
-            notes.append(f"settings were changed after results existed: {', '.join(changed)}")
+        changed = {key for key in {*then, *now} if then.get(key) != now.get(key)}
+        if _context_changed(defined):
+            changed.add("context")
+        if changed:
+            notes.append(f"settings were changed after results existed: {', '.join(sorted(changed))}")
         if planned.baseline != manifest.baseline:
             notes.append(f"the baseline was changed after results existed (it was {planned.baseline})")
         return Marks(
@@ -214,6 +272,7 @@ class History:
             planned.primary,
             self._dropped(manifest),
             tuple(notes),
+            _changed_arms(defined),
             self.origins(),
         )
 
@@ -263,6 +322,27 @@ class History:
 
 
 _change = msgspec.structs.replace
+
+
+def _changed_arms(defined: list[Definitions]) -> dict[str, str]:
+    """Return a note by label on every arm that differs from its first definition."""
+    first: dict[str, ArmDefinition] = {}
+    for one in defined:
+        first = {**one.arms, **first}
+    changed = {label: first[label].changes(arm) for label, arm in defined[-1].arms.items()} if defined else {}
+    return {
+        label: f"{label} was changed after results existed: {', '.join(what)}"
+        for label, what in changed.items()
+        if what
+    }
+
+
+def _context_changed(defined: list[Definitions]) -> bool:
+    """Return whether a contest has another context than at first."""
+    first: dict[str, int] = {}
+    for one in defined:
+        first = {**one.contexts, **first}
+    return bool(defined) and any(first[title] != context for title, context in defined[-1].contexts.items())
 
 
 def _checksum(row: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from headtohead.common.errors import UserError
-from headtohead.common.files import canonical_json
+from headtohead.common.files import canonical_json, digest
 from headtohead.mechanisms.contract.identity.source_digests import source_digests
 from headtohead.study.store.run_spec import RunSpec
 
@@ -23,6 +23,16 @@ def user_files(spec: RunSpec) -> list[str]:
 def sources_of(spec: RunSpec) -> set[str]:
     """Return the digests of the user code in a run."""
     return {term["source"] for layer in spec.mechanisms for term in layer if term.get("source")}
+
+
+def code_digests(spec: RunSpec) -> set[str]:
+    """Return two digests of all user code in a run, of its text and of its program; none without user code."""
+    sources, programs = sorted(sources_of(spec)), dict(spec.programs)
+    if not sources:
+        return set()
+    return {digest(canonical_json([programs.get(one, one) for one in sources]))[:16]} | {
+        digest(canonical_json(sources))[:16]
+    }
 
 
 def source_changes(spec: RunSpec) -> str:

@@ -237,3 +237,13 @@ def test_workers_have_their_own_process_group() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_toy_that_was_stopped_after_a_run_of_the_sweep_can_be_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    from headtohead.report.toy import draw_toy, write_toy
+
+    toy = made({"CACO sweep r=100": {0.1: 0.9}})
+    toy.results = toy.results[:1]
+    assert "alpha-at-loss" not in draw_toy(toy), "the runs of the sweep are not part of that chart"
+    assert write_toy(tmp_path, toy, lambda text, share: None).is_file()

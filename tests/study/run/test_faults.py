@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +20,14 @@ import pytest
 from headtohead import Study
 from headtohead.common.errors import UserError
 from headtohead.common.progress import Plain
+from headtohead.common.stop import NEVER
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.planner import plan_study
+from headtohead.study.run import executor
+from headtohead.study.run.deaths import MAX_DEATHS
 from headtohead.study.run.events import Event
 from headtohead.study.run.execute import Monitor, work_of
+from headtohead.study.run.executor import WorkerPool
 from headtohead.study.store.lease import LEASE_SECONDS, LeaseManager, owner_of
 from headtohead.study.store.run_store import Store
 from headtohead.training.checkpoint import latest_checkpoint
@@ -292,6 +297,57 @@ def test_an_arm_that_kills_its_process_fails_after_two_deaths_and_the_rest_conti
     printed = capsys.readouterr().out
     assert printed.count("was killed (signal 9), often because memory ran out") >= 2
     assert "is recorded as failed" in printed
+
+
+@pytest.mark.slow
+def test_an_arm_that_exits_without_an_error_fails_after_two_deaths(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quits = arm(tmp_path, "Quits", "os._exit(0)")
+    done = study(story, arms=["standard", quits], seeds=1).run(tmp_path / "out", workers=2)
+    assert done.summary.left == 0
+    states = {run.spec().label: run.state() for run in Store(tmp_path / "out").runs()}
+    assert states == {"standard": "done", "Quits": "failed"}
+    printed = capsys.readouterr().out
+    assert printed.count("a worker ended with code 0 in the middle of a run") == 2
+    assert "is recorded as failed: its process ended with code 0 in the middle of a run (2 times)" in printed
+
+
+@pytest.mark.parametrize(
+    ("kinds", "deaths"),
+    [(["started", "ended"], 0), (["started", "deferred"], 0), (["started", "deferred", "probing"], 2)],
+)
+def test_a_worker_that_exits_without_an_error_has_died_if_its_run_goes_on(
+    tmp_path: Path, kinds: list[Any], deaths: int
+) -> None:
+    said: list[str] = []
+    pool = Exiting(Store(tmp_path), kinds)
+    pool.events(lambda event: None, said.append)
+    assert len([line for line in said if line.startswith("a worker ended with code 0")]) == deaths
+
+
+class Exiting(WorkerPool):
+    """A worker exits without an error after events of these kinds, and so does the one that replaces it."""
+
+    def __init__(self, store: Store, kinds: list[Any]) -> None:
+        super().__init__(store, ExecutionSettings(), 1, stop=NEVER)
+        self.kinds = kinds
+        self.submit([None])  # type: ignore[list-item]  which run does not matter
+
+    def _spawn(self, index: int) -> Any:
+        worker = Worker(index, self.store)
+        for kind in self.kinds if sum(self.deaths.values()) < MAX_DEATHS else []:
+            self.queue.put((worker.process, Event(kind, "0" * 16)))
+        return worker
+
+
+class Worker(executor._Worker):
+    """A worker that has exited without an error."""
+
+    def __init__(self, index: int, store: Store) -> None:
+        self.index, self.log, self.run = index, store.path / "worker.log", ""
+        ended = SimpleNamespace(pid=0)
+        self.process = SimpleNamespace(process=ended, alive=False, wait=str, ask_to_stop=int)  # type: ignore[assignment]
 
 
 def test_a_corpus_that_changes_between_runs_is_reported_and_nothing_is_recorded(

@@ -83,6 +83,74 @@ def test_another_baseline_or_setting_is_a_mark(tmp_path: Path) -> None:
     assert "settings were changed after results existed: tokens" in longer.marks
 
 
+GATED = {"arm": "gated", "name": "g"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "values", "mark"),
+    [
+        (GATED, {"context": 64}, "settings were changed after results existed: context"),
+        (GATED | {"lr": 1e-2}, {}, "g was changed after results existed: lr"),
+        (GATED | {"arm": "sink"}, {}, "g was changed after results existed: its mechanism"),
+    ],
+    ids=["context", "lr", "mechanism"],
+)
+def test_a_change_under_the_same_labels_is_a_mark(
+    tmp_path: Path, changed: dict[str, Any], values: dict[str, Any], mark: str
+) -> None:
+    assert race(tmp_path, ["standard", GATED])["g"].marks == []
+    assert race(tmp_path, ["standard", changed], **values)["g"].marks == [mark]
+    assert race(tmp_path, ["standard", GATED])["g"].marks == []
+
+
+def test_a_changed_arm_marks_its_own_verdict_and_a_changed_baseline_all(tmp_path: Path) -> None:
+    base = {"arm": "standard", "name": "b"}
+    race(tmp_path, [base, GATED, "diagonal"])
+    verdicts = race(tmp_path, [base | {"lr": 1e-3}, GATED | {"lr": 1e-2}, "diagonal"])
+    mark = "{} was changed after results existed: lr"
+    assert verdicts["g"].marks_about == {"g": [mark.format("g")], "b": [mark.format("b")]}
+    assert verdicts["diagonal"].marks_about == {"b": [mark.format("b")]}
+
+
+OWN = """from torch import nn
+
+
+class Own(nn.Module):
+    def __init__(self, shape, options):
+        super().__init__()
+        self.v = nn.Linear(shape.width, shape.width)
+
+    def forward(self, x, frame):
+        return 1.0 * self.v(x)
+"""
+
+
+def test_edited_user_code_is_a_mark_and_an_edited_comment_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    arms = ["standard", f"{file}:Own"]
+    file.write_text(OWN)
+    race(tmp_path / "a", arms)
+    file.write_text(f"{OWN}# a comment\n")
+    assert race(tmp_path / "a", arms)["Own"].marks == []
+    file.write_text(OWN.replace("1.0", "2.0"))
+    assert race(tmp_path / "a", arms)["Own"].marks == ["Own was changed after results existed: its code"]
+    assert str(tmp_path) not in (tmp_path / "a" / NAME).read_text()
+
+
+def test_a_history_without_definitions_gives_no_marks_until_there_is_another_change(tmp_path: Path) -> None:
+    race(tmp_path, ["standard", GATED])
+    path = tmp_path / NAME
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    older = [{key: row[key] for key in row.keys() - {"definitions", "checksum"}} for row in found]
+    assert older != found
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in older))
+    for _ in range(2):
+        assert race(tmp_path, ["standard", GATED])["g"].marks == []
+    assert len(rows(tmp_path, "plan")) == 2
+    mark = "g was changed after results existed: lr"
+    assert race(tmp_path, ["standard", GATED | {"lr": 1e-2}])["g"].marks == [mark]
+
+
 def test_changes_before_there_are_results_are_no_mark(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     Study(**(SMALL | {"arms": ARMS, "seeds": 2})).run(folder, workers=1, quiet=True, seconds=0.0)
