@@ -271,6 +271,13 @@ def test_errors_in_another_study_are_named(tmp_path: Path, scales: str, criterio
         read_paper(written(tmp_path, criterion, scales))
 
 
+def test_an_effect_against_the_direction_of_a_metric_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"'better' means a difference above 0 for a task, got effect = -0.04"
+    ):
+        read_paper(written(tmp_path, REPAIRS.replace("0.04", "-0.04")))
+
+
 def test_the_positional_terms_claim_has_a_study() -> None:
     paper = read_paper(find_paper("sharing"))
     claim = next(claim for claim in paper.claims if claim.id == "sharing.9")
@@ -381,10 +388,10 @@ def test_counts_of_the_toy_are_validated(tmp_path: Path, line: str, message: str
     assert read_paper(path).toy["smoke"].seeds == 2
 
 
-@pytest.mark.parametrize("share", ["0", "-1"])
+@pytest.mark.parametrize("share", ["0", "-1", "1e299"])
 def test_a_share_must_be_positive(tmp_path: Path, share: str) -> None:
     criterion = f'{{kind = "interaction"{ON_RECALL}, control = "a", expect = "higher", share = {share}}}'
-    with pytest.raises(UserError, match="share must be above 0, got"):
+    with pytest.raises(UserError, match="share takes a number above 0, at most 1000, got"):
         read_paper(written(tmp_path, criterion))
 
 
