@@ -350,6 +350,19 @@ class PlacedCriterion(RunCriterion):
     length: Texts = ()
 
 
+def _values(spec: StudySpec, key: str) -> Sequence[str]:
+    """Return the values of one field of the contests of a study, as in `Contest`."""
+    several = spec.contexts if len(spec.contexts) > 1 else ()
+    return {
+        "corpus": spec.corpora or spec.tasks,
+        "size": spec.sizes,
+        "context": [str(context) for context in several],
+        "branch": [exact_count(tokens) for tokens in spec.branches],
+        "shape": spec.shapes,
+        "length": spec.lengths,
+    }[key]
+
+
 def read_criterion(
     part: Mapping[str, Any], factor: float, studies: Mapping[str, Sequence[StudySpec]]
 ) -> Criterion:
@@ -362,13 +375,19 @@ def read_criterion(
     criterion = decode(KINDS[kind], table, f"a {kind} criterion")
     if not isinstance(criterion, RunCriterion):
         return criterion
-    specs = studies[as_choice(criterion.study, "study of the paper", tuple(studies))]
+    study = as_choice(criterion.study, "study of the paper", tuple(studies))
+    specs = studies[study]
     of_tasks = bool(specs[0].tasks)
     criterion.check_study(of_tasks)
     known = {name for spec in specs for arm in spec.arms for name in (arm.text, arm.label)}
     for arm in criterion.arms:
         if arm not in known:
             raise unknown("arm", arm, known)
+    for place in criterion.places:
+        for key, names in place.items():
+            allowed = {value for spec in specs for value in _values(spec, key)}
+            if allowed.isdisjoint(names):  # of several, one is enough
+                raise unknown(f"{key} of {study}", names[0], allowed)
     for spec in specs:
         criterion.check_arms(spec)
     criterion.check_numbers(of_tasks)

@@ -410,22 +410,29 @@ class Cost(Criterion, kind="cost"):
     ratio: Factor
     tolerance: Margin = 0.005
 
+    def __post_init__(self) -> None:
+        for arm in filter(None, (self.arm, self.against)):
+            self._amount(arm)
+
+    def _amount(self, arm: str) -> float | None:
+        """Return the quantity of an arm; a mistake in the arm or the size raises UserError."""
+        size = find_size(self.size[0])
+        facts = arm_cost(size, parse_layout(arm).layers(size.layers))
+        return {
+            "parameters": facts["parameters"],
+            "cache": facts["cache_bytes_per_token"],
+            "flops": facts["flops_per_token"]["causal"],
+        }[self.quantity]
+
     def judge(self, basis: Basis, at: At) -> Part:
         """Judge the ratio of parameters, cache or FLOPs."""
         size, against = find_size(self.size[0]), self.against or basis.baseline
-        found = []
-        for arm in (self.arm, against):
-            facts = arm_cost(size, parse_layout(arm).layers(size.layers))
-            table = {
-                "parameters": facts["parameters"],
-                "cache": facts["cache_bytes_per_token"],
-                "flops": facts["flops_per_token"]["causal"],
-            }
-            found.append(table[self.quantity])
+        found = [self._amount(arm) for arm in (self.arm, against)]
         what = f"{self.quantity} of {self.arm} over {against}"
-        if not all(found):
+        mine, other = found
+        if not mine or not other:
             return Part(OPEN, OPEN, PUBLISHED, f"{what}: not defined at {size.name}")
-        ratio = found[0] / found[1]
+        ratio = mine / other
         outcome = SUPPORTED if abs(ratio - self.ratio) <= self.tolerance else CONTRADICTED
         same_side = SUPPORTED if (ratio - 1) * (self.ratio - 1) > 0 else CONTRADICTED
         row = {"what": what, "size": size.name, "values": found, "ratio": ratio, "published": self.ratio}

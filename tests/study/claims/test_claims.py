@@ -64,6 +64,7 @@ criteria = [{criteria}]
 """
 SINK = '{kind = "probe", probe = "indicators", path = "mean.sink", arm = "a"'
 COST = '{kind = "cost", arm = "sharing:tie=kv", size = "nano", quantity = "cache", ratio = 0.5}'
+CHANGE = '{kind = "change", arm = "a", over = "size", values = ["nano", "1m"], expect = "lower"}'
 WORSE = '{kind = "difference", arm = "a", expect = "worse"'
 # Common part of the seeds and own part of each arm: intervals of about +-0.005 at five seeds.
 COMMON, OWN = (0.0, 0.3, -0.2, 0.1, 0.4), (0.004, -0.004, 0.002, -0.003, 0.001)
@@ -346,8 +347,35 @@ def test_a_criterion_that_nothing_can_fulfill_is_rejected(tmp_path: Path, part: 
 
 
 @pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (WORSE + ', size = "nanoo"}', "unknown size of study 'nanoo'; did you mean 'nano'"),
+        (WORSE + ', size = ["5m", "foo"]}', "unknown size of study '5m'"),
+        (WORSE + ', shape = "foo"}', "unknown shape of study 'foo'"),
+        (WORSE + ', length = "foo"}', "unknown length of study 'foo'"),
+        (WORSE + ', corpus = "nosuch"}', "unknown corpus of study 'nosuch' (allowed: file:x)"),
+        (WORSE + ', context = "abc"}', "unknown context of study 'abc' (allowed: none)"),
+        (WORSE + ', branch = "1k"}', "unknown branch of study '1k' (allowed: none)"),
+        (CHANGE.replace('"1m"', '"foo"'), "unknown size of study 'foo'"),
+        (COST.replace("nano", "nanoo"), "unknown size 'nanoo'; did you mean 'nano'"),
+        (COST.replace("sharing:tie=kv", "sharin"), "unknown mechanism 'sharin'"),
+        (COST.replace("sharing:tie=kv", "gated:kv_heads=3"), "kv_heads=3"),
+        (COST.replace("}", ', against = "gatd"}'), "unknown mechanism 'gatd'"),
+        (WORSE + ", needs_tasks = true}", "unknown setting 'needs_tasks'"),
+    ],
+)
+def test_a_misspelled_name_in_a_criterion_is_found_before_training(
+    tmp_path: Path, part: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_paper(written(tmp_path, part))
+
+
+@pytest.mark.parametrize(
     "part",
     [
+        WORSE + ', size = "1m"}',  # a size of scale small only
+        WORSE + ', corpus = "file:x", shape = "as_is", length = "tokens"}',
         WORSE + ", effect = [-0.1, 0.2]}",
         WORSE + ', at = {optimizer = "adamw:0/0.95"}}',
         '{kind = "equivalence", arm = "a", margin = 0, expect = "no worse"}',

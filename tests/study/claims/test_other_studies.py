@@ -35,7 +35,7 @@ seeds = 2
 [scale.paper]
 [also.lists]
 arms = ["standard", {{arm = "sharing:tie=qk", name = "a"}}, {{arm = "sharing:tie=qk,pos2d=true", name = "b"}}]
-tasks = ["recall:train=40", "induction:train=40"]
+tasks = {tasks}
 tokens = 2048
 batch = 1024
 seeds = 2
@@ -52,9 +52,15 @@ REPAIRS = '{kind = "tasks", study = "lists", arm = "b", against = "a", expect = 
 EVEN = {"recall": 0.06, "induction": 0.02}
 
 
-def written(folder: Path, criterion: str, scales: str = SCALES, corpus: str = "x") -> Path:
+def written(
+    folder: Path,
+    criterion: str,
+    scales: str = SCALES,
+    corpus: str = "x",
+    tasks: tuple[str, ...] = ("recall:train=40", "induction:train=40"),
+) -> Path:
     path = folder / "p.toml"
-    path.write_text(FILE.format(scales=scales, criterion=criterion, corpus=corpus))
+    path.write_text(FILE.format(scales=scales, criterion=criterion, corpus=corpus, tasks=list(tasks)))
     return path
 
 
@@ -72,7 +78,7 @@ def judged(
 
     `guessed` is the score of a constant answer by task.
     """
-    paper = read_paper(written(folder, criterion))
+    paper = read_paper(written(folder, criterion, tasks=("recall", "induction")))
     results: dict[str, RunResult] = {}
     entries = []
     for task, gain in gains.items():
@@ -513,7 +519,7 @@ def test_an_invalid_start_is_rejected(tmp_path: Path, old: str, new: str, messag
 def test_a_criterion_can_use_each_runs_best_step(tmp_path: Path, ahead: float, direction: str) -> None:
     """At the last step b equals standard; at its best step it differs."""
     part = f'{{kind = "difference"{ON_RECALL}, expect = "better", step = "best"}}'
-    paper = read_paper(written(tmp_path, part))
+    paper = read_paper(written(tmp_path, part, tasks=("recall", "induction")))
     contest = Contest("recall", "recall", "nano", "as_is", "tokens")
     entries, results = [], {}
     for label, level in (("standard", 0.5), ("a", 0.5), ("b", 0.5 + ahead)):
