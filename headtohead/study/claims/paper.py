@@ -21,13 +21,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_count
 from headtohead.papers.faster_qk.work import ToyPlan
 from headtohead.study.claims import kinds, numbers, toy  # noqa: F401  (registers the kinds)
-from headtohead.study.claims.criteria import MAIN, At, Criterion, Number, Text, decode, read_criterion
+from headtohead.study.claims.criteria import MAIN, At, Criterion, Text, decode, read_criterion
 from headtohead.study.config.shipped import shipped_studies
 from headtohead.study.config.spec import (
     StudySpec,
@@ -161,6 +163,9 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     return Paper(name, main.scales, tuple(claims), plans, others)
 
 
+PerUnit = Annotated[float, Meta(ge=1e-3, le=1e6, description="a number from 0.001 to 1,000,000")]
+
+
 @dataclass(frozen=True)
 class _About:
     """The table [paper]."""
@@ -169,14 +174,12 @@ class _About:
     about: Text = ""
     unit: Literal["bits_per_byte", "nats_per_token", "nats_per_word"] = "bits_per_byte"
     """The unit of the numbers in criteria."""
-    bytes_per_unit: Number | None = None
+    bytes_per_unit: PerUnit | None = None
 
     def __post_init__(self) -> None:
-        in_bits = self.unit == "bits_per_byte"
-        if in_bits != (self.bytes_per_unit is None) or (self.bytes_per_unit or 1.0) <= 0:
+        if (self.unit == "bits_per_byte") != (self.bytes_per_unit is None):
             raise UserError(
-                f"unit={self.unit}: nats_per_token and nats_per_word need bytes_per_unit above 0; "
-                "bits_per_byte takes none"
+                f"unit={self.unit}: nats_per_token and nats_per_word need bytes_per_unit; bits_per_byte takes none"
             )
 
     @property

@@ -394,6 +394,15 @@ def test_counts_of_the_toy_are_validated(tmp_path: Path, line: str, message: str
     assert read_paper(path).toy["smoke"].seeds == 2
 
 
+@pytest.mark.parametrize("value", ["0", "-1", "1e-299", "1e299"])
+def test_bytes_per_unit_outside_its_limits_are_rejected(tmp_path: Path, value: str) -> None:
+    path = written(tmp_path, REPAIRS)
+    path.write_text(path.read_text().replace("4.4", value))
+    message = r"p\.toml: \[paper\]: bytes_per_unit takes a number from 0\.001 to 1,000,000, got"
+    with pytest.raises(UserError, match=message):
+        read_paper(path)
+
+
 @pytest.mark.parametrize("share", ["0", "-1", "1e299"])
 def test_a_share_must_be_positive(tmp_path: Path, share: str) -> None:
     criterion = f'{{kind = "interaction"{ON_RECALL}, control = "a", expect = "higher", share = {share}}}'
