@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from headtohead.common.errors import UserError, first_line, unknown
+from headtohead.common.stop import STOPS
 from headtohead.kernels.attention.scored import NORMALIZATIONS, Change, numbered, visible_to_itself
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.user_code import located, user_frame, user_place
@@ -290,9 +291,9 @@ def bind(options: Any, heads: int, context: int) -> Change:
             return change(s, head, i, j, *tables)
         try:
             scores = change(s, head, i, j, *tables)
-        except (torch.OutOfMemoryError, MemoryError, UserError):
+        except (torch.OutOfMemoryError, MemoryError, UserError, *STOPS):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             if (frame := user_frame(error)) is None:
                 raise
             raise UserError(located(error, frame)) from error
