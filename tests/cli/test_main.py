@@ -418,6 +418,7 @@ MISTAKES = [
     (["check", "standart"], "did you mean 'standard'"),
     (["cost", "standard", "--size", "1t"], "unknown size '1t'"),
     (["cost", "standard", "--batch", "0"], "batch=0 must be at least 1"),
+    (["cost", "standard", "--context", "2B"], "context=2000000000 is not between 0"),
     (["generate", "nowhere", "--prompt", "x"], "no run at 'nowhere'"),
     (["evaluate", "nowhere", "--corpus", "stdlib"], "no run at"),
     (["evaluate", "nowhere"], "give either --corpus or --task"),

@@ -33,6 +33,8 @@ FACTS = ("heads", "context")
 """Arguments without a default that are given from the model's shape."""
 _EXACT, _ROWS = 2048, 256
 """Contexts up to the first length are counted pair by pair, longer ones on a sample of rows."""
+_KEYS, _NEAR = 8192, 2048
+"""Rows with more keys than the first number are counted on their first and last `_NEAR` keys and a sample of the others."""
 _MAX_NUMBERS = 2**28
 """Numbers in one learned tensor: 1 GiB for each layer."""
 
@@ -389,22 +391,44 @@ def visible_keys(options: Any, heads: int, trained: int, context: int) -> float:
     """Return the mean number of keys that a query attends to in a context, over queries and heads.
 
     `trained` is the context that the model was built for. A longer context than `_EXACT` is counted on `_ROWS` rows, one
-    drawn from each stretch of equal length.
+    drawn from each stretch of equal length, and on at most `_KEYS` keys of each.
     """
     change = bind(options, heads, trained)
     with torch.device("cpu"), torch.no_grad():
-        rows = torch.arange(context)
+        generator = torch.Generator().manual_seed(0)
         if context > _EXACT:
-            drawn = torch.rand(_ROWS, generator=torch.Generator().manual_seed(0))
+            drawn = torch.rand(_ROWS, generator=generator)
             rows = ((torch.arange(_ROWS) + drawn) * (context / _ROWS)).long().clamp_max(context - 1)
+        else:
+            rows = torch.arange(context)
         tables = _sample_tables(options.function, options, heads, trained)
-        head, j, total = torch.arange(heads).view(-1, 1, 1), torch.arange(context), 0
-        for part in rows.split(max(1, 2**22 // (heads * context))):
+        head, total = torch.arange(heads).view(-1, 1, 1), 0.0
+        for part in rows.split(max(1, 2**22 // (heads * min(context, _KEYS)))):
             i = part.unsqueeze(-1)
-            s = torch.zeros(heads, len(part), context)
+            j, weights = _counted_keys(i, context, generator)
+            s = torch.zeros(heads, len(part), j.shape[-1])
             scores = visible_to_itself(s, change(s, head, i, j, *tables), i == j)
-            total += int(((scores != -math.inf) & (j <= i)).sum())
+            total += float((((scores != -math.inf) & (j <= i)) * weights).sum())
     return total / (heads * len(rows))
+
+
+def _counted_keys(i: Tensor, context: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return the keys on which rows i (rows, 1) are counted, (rows, keys) or (keys,), and how many keys each stands for.
+
+    A window and a prefix are at the ends of a row, which are counted key by key. Between them one key is drawn from each
+    stretch of equal length, which is 1 for rows of up to `_KEYS` keys.
+    """
+    if context <= _KEYS:
+        return torch.arange(context), torch.ones(1, dtype=torch.float64)
+    end, drawn = torch.arange(_NEAR), _KEYS - 2 * _NEAR
+    count = (i + 1).clamp_min(_KEYS)
+    length = (count - 2 * _NEAR) / drawn
+    places = torch.arange(drawn) + torch.rand(len(i), drawn, generator=generator, dtype=torch.float64)
+    between = _NEAR + (places * length).long().clamp_max(count - 2 * _NEAR - 1)
+    j = torch.cat((end.expand(len(i), -1), between, count - _NEAR + end), dim=-1)
+    weights = torch.ones(j.shape, dtype=torch.float64)
+    weights[:, _NEAR:-_NEAR] = length
+    return j, weights
 
 
 def _place(function: Callable[..., Any]) -> str:
