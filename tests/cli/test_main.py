@@ -476,6 +476,8 @@ MISTAKES = [
     (["race", "--seeds", "2", "mine.toml", "other"], "unexpected argument 'other' (h2h race --help)"),
     # Wrong types.
     (["watch", "x", "--port", "q"], "--port takes a whole number, got 'q' (h2h watch --help)"),
+    (["race", "--margin", "1_0"], "--margin takes a number, got '1_0' (h2h race --help)"),
+    (["race", "--margin", "１"], "--margin takes a number, got '１' (h2h race --help)"),
     (["watch", "x", "--port", "1.5"], "--port takes a whole number, got '1.5' (h2h watch --help)"),
     (["race", "--lr", "fast"], "--lr takes a number, got 'fast' (h2h race --help)"),
     (["bench", "population", "5", "x"], "COUNT takes a whole number, got 'x' (h2h bench population --help)"),
