@@ -155,10 +155,14 @@ def declare(function: Callable[..., Any], normalize: str) -> Score:
         raise UserError(f"{place}: {unknown('normalization', str(normalize), NORMALIZATIONS)}")
     name = function.__name__ if function.__name__.isidentifier() else "score"  # a lambda
     parameters = list(inspect.signature(function).parameters.values())
-    given = tuple(parameter.name for parameter in parameters)
-    if given[:4] != ARGUMENTS:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    given = tuple(parameter.name for parameter in parameters[:4] if parameter.kind in positional)
+    if given != ARGUMENTS:
+        shown = inspect.Signature(
+            [one.replace(default=one.empty, annotation=one.empty) for one in parameters]
+        )
         raise UserError(
-            f"{place}: {name}({', '.join(given)}) must begin with (s, head, i, j); options follow: cap: float = 30.0"
+            f"{place}: {name}{shown} must begin with (s, head, i, j); options follow: cap: float = 30.0"
         )
     try:
         hints = typing.get_type_hints(function)
@@ -170,7 +174,7 @@ def declare(function: Callable[..., Any], normalize: str) -> Score:
     known = {*FACTS, *(name for name, kind, _ in found.fields if kind is int)}
     for argument, spec in found.learned.items():
         for dim in spec.dims:
-            if not (dim in known if isinstance(dim, str) else isinstance(dim, int) and dim > 0):
+            if not (dim in known if isinstance(dim, str) else type(dim) is int and dim > 0):
                 allowed = ", ".join(sorted(known))
                 raise UserError(
                     f"{place}: dimension {dim!r} of learned {argument} is not a number above 0 or one of {allowed}"
