@@ -84,6 +84,9 @@ def check_settings(composed: Composed) -> list[Composed]:
     ]
 
 
+_MAX_CONTEXT = 10**9
+
+
 def cost(
     arm: str | type[Mechanism] | Score, *, size: str = "nano", context: int = 0, batch: int = 1
 ) -> dict[str, Any]:
@@ -93,6 +96,8 @@ def cost(
     """
     if batch < 1:
         raise UserError(f"batch={batch} must be at least 1")
+    if not 0 <= context <= _MAX_CONTEXT:
+        raise UserError(f"context={context} is not between 0 (the size's own) and {_MAX_CONTEXT:,}")
     shape = find_size(size)
     layout = parse_layout(arm)
     with user_errors(layout.text):

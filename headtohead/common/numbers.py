@@ -7,8 +7,8 @@ from typing import Any, TypeGuard
 
 from headtohead.common.errors import UserError
 
-# A comma separates thousands only: 2048,4096 is two counts.
-_COUNT = re.compile(r"((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?)\s*([kKmMgGbB]?)")
+# A comma separates thousands only: 2048,4096 is two counts. An underscore is between two digits.
+_COUNT = re.compile(r"((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*)(?:\.[0-9]+)?)\s*([kKmMgGbB]?)")
 _SCALE = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|d)?")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -31,6 +31,13 @@ def parse_count(text: str | int | float, name: str = "") -> int:
     if not 0 <= value <= 2**62 or value != int(value):
         raise UserError(f"{expected} a whole number, zero or more, got '{str(text)[:40]}'")
     return int(value)
+
+
+def parse_number(text: str, kind: type[int] | type[float]) -> int | float:
+    """Return a number written in ASCII digits, else raise ValueError. Python also reads 1_0 and the digits of any script."""
+    if not text.isascii() or "_" in text:
+        raise ValueError(text)
+    return kind(text)
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:

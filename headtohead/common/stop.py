@@ -19,6 +19,10 @@ class Interrupted(Stopped):
     """A stop was requested at an unknown point of a computation, whose state is not saved."""
 
 
+STOPS = (KeyboardInterrupt, Stopped)
+"""Raised to end a computation from outside; never an error of the code that is running."""
+
+
 @dataclass(frozen=True)
 class Stop:
     """Called between steps; returns True to save and stop.

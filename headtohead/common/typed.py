@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Annotated, Any, TypeVar
 
@@ -36,7 +37,9 @@ def decode(kind: type[T], value: Any, where: str = "") -> T:
     `where` is the name of the value, such as `model` or `scale.small`. The error names the setting, what it takes and
     what was given; that of an unknown key names the closest one.
     """
-    known: Any = getattr(kind, "__struct_encode_fields__", ()) or getattr(kind, "__dataclass_fields__", ())
+    known: Any = getattr(kind, "__struct_encode_fields__", ())
+    if dataclasses.is_dataclass(kind):
+        known = [field.name for field in dataclasses.fields(kind)]
     if known and isinstance(value, dict):
         for key in value:
             if key not in known:

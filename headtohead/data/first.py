@@ -22,7 +22,7 @@ from headtohead.data.lines import text_lengths
 from headtohead.data.text import Progress, Text, part_of_text
 
 _PREFIX = "first:"
-_COUNT = r"[0-9][0-9.]*[kKMB]?"
+_COUNT = r"[^()/]+"
 _GRAMMAR = re.compile(rf"first:({_COUNT})(?:/({_COUNT}))?\((.+)\)")
 _NEAR = 4096
 """The last document is cut at a line end or space within this many bytes, else at the exact byte."""

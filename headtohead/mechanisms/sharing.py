@@ -53,6 +53,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
+from headtohead.common.numbers import parse_number
 from headtohead.kernels import attention_weights, decode, decode_serves
 from headtohead.mechanisms.contract.base import Circuit, Draw, Frame, Mode, Shape, Tags
 from headtohead.mechanisms.contract.cache import Cache, Entry
@@ -65,7 +66,7 @@ def _parse_mix(text: str) -> str | tuple[float, float]:
     if text in ("off", "learnt"):
         return text
     try:
-        a, b = (float(part) for part in text.strip("()").split(","))
+        a, b = (parse_number(part, float) for part in text.strip("()").split(","))
     except ValueError:
         raise UserError(f"value_mix takes off, learnt or two numbers such as (1,-1), got '{text}'") from None
     return a, b

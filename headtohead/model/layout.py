@@ -164,13 +164,20 @@ class _Parser:
     def item(self) -> Layout:
         part = self.unit()
         if not self.take(r"\*"):
+            self.separated("after ')' comes a space, a count such as '*3', or the end", ")")
             return part
         count = self.take(r"[0-9]+", "a count after '*'")
+        self.separated("a count has digits only; after it comes a space or the end", count)
         if part.named:
             raise self.error(f"{part.named}(...) fills the whole model and takes no count")
         if len(count) > 5 or not 1 <= int(count) * len(part.pattern) <= _MAX_LAYERS:
             raise self.error(f"count {count[:8]} must give between 1 and {_MAX_LAYERS:,} layers")
         return Layout(self.text, part.pattern * int(count), counted=True)
+
+    def separated(self, reason: str, after: str) -> None:
+        """Raise an error if other text than a space or `)` follows directly after this one."""
+        if self.text[: self.place].endswith(after) and re.match(r"[^\s)]", self.next):
+            raise self.error(reason)
 
     def unit(self) -> Layout:
         self.take(r"\s*")
@@ -205,6 +212,9 @@ class _Parser:
             class_name = self.take(r":[A-Za-z_]\w*\b(?!\s*=)").removeprefix(":")
             return file_term(path, class_name, self.options(after="[:,]" if class_name else ":"))
         name = self.take(r"[^\s:*+()=,]+", "a mechanism's name")
+        if re.search(r"[./\\]", name):
+            self.place -= len(name)
+            raise self.error("a file's path ends in .py and has no spaces and none of * + ( ) =")
         rest = re.compile(r"=[^\s+*()]*|").match(self.text, self.place)
         kind = find_mechanism(name, rest[0] if rest else "")
         return named_term(name, self.options(kind.Options))

@@ -418,6 +418,7 @@ MISTAKES = [
     (["check", "standart"], "did you mean 'standard'"),
     (["cost", "standard", "--size", "1t"], "unknown size '1t'"),
     (["cost", "standard", "--batch", "0"], "batch=0 must be at least 1"),
+    (["cost", "standard", "--context", "2B"], "context=2000000000 is not between 0"),
     (["generate", "nowhere", "--prompt", "x"], "no run at 'nowhere'"),
     (["evaluate", "nowhere", "--corpus", "stdlib"], "no run at"),
     (["evaluate", "nowhere"], "give either --corpus or --task"),
@@ -497,6 +498,8 @@ MISTAKES = [
     (["race", "--seeds", "2", "mine.toml", "other"], "unexpected argument 'other' (h2h race --help)"),
     # Wrong types.
     (["watch", "x", "--port", "q"], "--port takes a whole number, got 'q' (h2h watch --help)"),
+    (["race", "--margin", "1_0"], "--margin takes a number, got '1_0' (h2h race --help)"),
+    (["race", "--margin", "１"], "--margin takes a number, got '１' (h2h race --help)"),
     (["watch", "x", "--port", "1.5"], "--port takes a whole number, got '1.5' (h2h watch --help)"),
     (["race", "--lr", "fast"], "--lr takes a number, got 'fast' (h2h race --help)"),
     (["bench", "population", "5", "x"], "COUNT takes a whole number, got 'x' (h2h bench population --help)"),

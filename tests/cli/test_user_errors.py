@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+import headtohead as h2h
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
+from headtohead.common.stop import Stopped
 from headtohead.mechanisms.contract.registry import load_mechanism
-from headtohead.mechanisms.contract.user_code import describe_error, user_frame
+from headtohead.mechanisms.contract.user_code import describe_error, user_errors, user_frame
 
 HEAD = "import torch\nfrom torch import nn\nimport headtohead as h2h\n\n\nclass Mine(h2h.Mechanism):\n    '''Mine.'''\n\n"
 BUILD = "    def __init__(self, shape, options):\n        super().__init__(shape, options)\n"
@@ -44,6 +47,23 @@ CASES = {
     "exit in a score function": (
         "import headtohead as h2h\n\n\n@h2h.score\ndef Mine(s, head, i, j):\n    raise SystemExit\n",
         "line 6, in Mine: SystemExit: no message",
+    ),
+    "GeneratorExit in a score function": (
+        "import headtohead as h2h\n\n\n@h2h.score\ndef Mine(s, head, i, j):\n    raise GeneratorExit('over')\n",
+        "line 6, in Mine: GeneratorExit: over",
+    ),
+    "BaseException in a score function": (
+        "import headtohead as h2h\n\n\nclass Own(BaseException): ...\n\n\n"
+        "@h2h.score\ndef Mine(s, head, i, j):\n    raise Own('mine')\n",
+        "line 9, in Mine: Own: mine",
+    ),
+    "BaseException in forward": (
+        HEAD + BUILD + LAYER + "        raise BaseException('mine')\n",
+        "line 14, in forward: BaseException: mine",
+    ),
+    "BaseException on import": (
+        "raise BaseException('mine')\n",
+        "line 1: failed on import: BaseException: mine",
     ),
 }
 
@@ -88,7 +108,11 @@ def test_an_error_in_user_code_is_one_line(
     assert words.partition(": ")[2] in str(raised.value)
 
 
-@pytest.mark.parametrize("mine", ["constructor", "forward", "signature", "exit in forward"], indirect=True)
+@pytest.mark.parametrize(
+    "mine",
+    ["constructor", "forward", "signature", "exit in forward", "BaseException in forward"],
+    indirect=True,
+)
 def test_the_suite_names_the_same_line(mine: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     arm, words = mine
     with pytest.raises(SystemExit) as ended:
@@ -98,6 +122,17 @@ def test_the_suite_names_the_same_line(mine: tuple[str, str], capsys: pytest.Cap
     line = words.partition(",")[0].partition(":")[0]
     assert f"mine.py, {line}" in out or f"({line} of mine.py)" in out
     assert "of __init__.py" not in out
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, Stopped])
+def test_a_stop_in_user_code_is_no_error(stop: type[BaseException]) -> None:
+    def score(s: torch.Tensor, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        raise stop
+
+    with pytest.raises(stop):
+        h2h.cost(h2h.score(score))
+    with pytest.raises(stop), user_errors("mine"):
+        raise stop
 
 
 def test_code_of_packages_is_not_the_users() -> None:

@@ -5,6 +5,7 @@ from headtohead.common.numbers import (
     exact_count,
     parse_count,
     parse_duration,
+    parse_number,
     short_bytes,
     short_count,
     short_time,
@@ -39,11 +40,42 @@ def test_an_exact_count_is_short_and_round_trips(value: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "12x", "-3", "1.5", "k", "1e3", -1, 1.5, True, None, 10**400, float("nan"), float("inf")]
+    "text",
+    [
+        "",
+        "12x",
+        "-3",
+        "1.5",
+        "k",
+        "1e3",
+        "1__0",
+        "1_",
+        "_1",
+        "１２",
+        -1,
+        1.5,
+        True,
+        None,
+        10**400,
+        float("nan"),
+        float("inf"),
+    ],
 )
 def test_invalid_counts_are_rejected(text: object) -> None:
     with pytest.raises(UserError):
         parse_count(text)
+
+
+@pytest.mark.parametrize("text", ["4", "-4", "1e1", ".5", "+3"])
+def test_a_number_is_read_as_python_reads_it(text: str) -> None:
+    assert parse_number(text, float) == float(text)
+
+
+@pytest.mark.parametrize("text", ["４", "1_0", "x", ""])
+def test_a_number_has_ascii_digits_alone(text: str) -> None:
+    for kind in (int, float):
+        with pytest.raises(ValueError, match=text or "empty|convert|invalid"):
+            parse_number(text, kind)
 
 
 @pytest.mark.parametrize("text", ["2048,4096", "1,23", "1234,567", "1,,000", ",100", "1,000,", "12,3456k"])

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import pytest
@@ -14,9 +15,10 @@ from headtohead.common.typed import decode
 class Inner:
     kind: Literal["rope", "none"] = "rope"
     share: float = 0.0
+    limit: ClassVar[float] = 1
 
     def __post_init__(self) -> None:
-        if self.share > 1:
+        if self.share > self.limit:
             raise UserError(f"share={self.share} is above 1")
 
 
@@ -28,6 +30,11 @@ class Outer(msgspec.Struct, rename={"start": "from"}):
     good: bool = True
     inner: Inner = Inner()
     counts: dict[str, int] = {}
+
+
+def test_a_class_variable_is_no_setting() -> None:
+    with pytest.raises(UserError, match=re.escape("unknown setting 'limit' (allowed: kind, share)")):
+        decode(Inner, {"limit": 2.0})
 
 
 def test_plain_values_become_typed_objects() -> None:

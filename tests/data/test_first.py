@@ -81,9 +81,14 @@ def test_names_are_made_stable_and_need_the_data_of_their_source(
     assert named_sets("coherence:0/256(first:3M(pubmed),first:3M(openwebtext))") == ["pubmed", "openwebtext"]
 
 
+def test_counts_are_written_as_everywhere() -> None:
+    assert stable_name("first:1m(stdlib)") == stable_name("first:1,000k(stdlib)") == "first:1M(stdlib)"
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("first:1x(stdlib)", "expected a count such as 120000, 120k or 65M, got '1x'"),
         ("first:9M", "is not of the form first:BYTES"),
         ("first:0(stdlib)", "takes counts above 0"),
         ("first:9M/0(stdlib)", "takes counts above 0"),

@@ -19,7 +19,7 @@ from headtohead.kernels.attention import scored as kernel
 from headtohead.mechanisms.contract.base import Frame, Rotary, Shape, seeded_draw
 from headtohead.mechanisms.contract.describe import describe
 from headtohead.mechanisms.contract.projected import mean_keys
-from headtohead.mechanisms.contract.score import bind
+from headtohead.mechanisms.contract.score import bind, visible_keys
 from headtohead.mechanisms.contract.scored import scored_mechanism
 from headtohead.mechanisms.families.scores import SCORES
 from headtohead.mechanisms.flex import Flex
@@ -524,6 +524,46 @@ def test_a_long_context_is_counted_on_some_of_its_rows() -> None:
     found = build("flex:sliding=8").flops(2500).causal
     wanted = build("flex").linear_flops("train") + build("flex").key_flops("train") * mean_keys(2500, 8)
     assert found == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arm", "context", "keys"),
+    [
+        ("flex:sliding=64", 4096, 63.4765625),
+        ("flex:sliding=64", 8192, 63.78515625),
+        ("flex:dilated=3", 4096, 683.046875),
+        ("flex:dilated=3", 8192, 1365.58203125),
+    ],
+)
+def test_the_count_of_a_context_up_to_8192_keeps_its_value(arm: str, context: int, keys: float) -> None:
+    layer = build(arm)
+    assert visible_keys(layer.options, 4, 32, context) == keys
+
+
+@pytest.mark.parametrize(
+    ("arm", "share"),
+    [
+        ("flex:softcap", 0.5),
+        ("flex:dilated=3", 1 / 6),
+        ("flex:sliding=64", 64e-6),
+        ("flex:sliding=5000", 5e-3),
+        ("flex:prefix=1000,window=500", 1.5e-3),
+    ],
+)
+def test_a_very_long_context_is_counted_on_some_of_its_pairs(arm: str, share: float) -> None:
+    @h2h.score
+    def counted(s: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        pairs.append(s.numel())
+        return function.function(s, head, i, j, **options)
+
+    layer, pairs = build(arm), list[int]()
+    function = layer.options.function
+    options = {name: getattr(layer.options, name) for name, _, _ in function.fields}
+    mine = build(counted).options
+    pairs.clear()
+    found = visible_keys(mine, 4, 32, 10**6)
+    assert found == pytest.approx(share * 10**6, rel=0.01)
+    assert sum(pairs) <= 256 * 8192 * 4
 
 
 def test_the_cache_is_that_of_standard() -> None:

@@ -87,6 +87,14 @@ def test_a_layout_that_does_not_fit_is_rejected(text: str, layers: int, words: s
         ("standard+", "name is missing"),
         ("./none.py:Mine", "no such file"),
         ("mine.py", "no such file: mine.py"),
+        ("(gated standard)*1e9", "a count has digits only; after it comes a space or the end, before 'e9'"),
+        ("(gated standard)*1.5", "a count has digits only; after it comes a space or the end, before '.5'"),
+        ("standard*2gated", "after it comes a space or the end, before 'gated'"),
+        ("(gated standard)x3", r"after '\)' comes a space, a count such as '\*3', or the end, before 'x3'"),
+        ("(gated standard)(gated)", r"after '\)' comes a space"),
+        ("./sp ace/my score.py", r"ends in .py and has no spaces and none of \* \+ .*, before './sp ace"),
+        ("./notpy.txt", "a file's path ends in .py"),
+        ("notpy.txt", "a file's path ends in .py"),
     ],
 )
 def test_typing_mistakes_are_one_clear_line(text: str, words: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from headtohead.cli.shared.help import Flag, flags_of
 from headtohead.common.errors import UserError, closest, unknown
+from headtohead.common.numbers import parse_number
 
 # Spellings until version 0.1; accepted, not shown.
 OLD_FLAGS = {
@@ -129,7 +130,8 @@ def _check(one: Flag, values: list[str] | None) -> None:
         if one.choices and value not in one.choices:
             raise unknown(f"value for {name}", value, [choice for choice in one.choices if choice])
         try:
-            one.kind(value)
+            if one.kind is int or one.kind is float:
+                parse_number(value, one.kind)
         except ValueError:
             what = "a whole number" if one.kind is int else "a number"
             raise UserError(f"{name} takes {what}, got '{value}'") from None

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from headtohead.api import SlurmJob, Study
 from headtohead.common.errors import UserError
-from headtohead.common.numbers import parse_count, parse_duration
+from headtohead.common.numbers import parse_count, parse_duration, parse_number
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ def _value(text: str) -> Any:
         return text == "true"
     for kind in (int, float):
         try:
-            return kind(text)
+            return parse_number(text, kind)
         except ValueError:
             continue
     return text

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from headtohead.common.errors import UserError, unknown
+from headtohead.common.numbers import parse_number
 
 
 def option(
@@ -218,7 +219,7 @@ def _parse_value(owner: str, field: dataclasses.Field[Any], hint: Any, text: str
     for kind in (bool, int, float):
         if kind in wanted:
             try:
-                return _BOOLS[text.lower()] if kind is bool else kind(text)
+                return _BOOLS[text.lower()] if kind is bool else parse_number(text, kind)
             except (ValueError, KeyError):
                 continue
     if str in wanted:

@@ -19,6 +19,7 @@ from torch import nn
 
 from headtohead.common.errors import UserError, closest, unknown
 from headtohead.common.files import digest_file
+from headtohead.common.stop import STOPS
 from headtohead.mechanisms.contract.base import Mechanism
 from headtohead.mechanisms.contract.options import Options
 from headtohead.mechanisms.contract.projected import Stage
@@ -231,12 +232,12 @@ def _load_module(file: Path, source: str) -> ModuleType:
     _importing.append(file)
     try:
         spec.loader.exec_module(module)
-    except UserError:  # a wrong declaration, with its file and line
+    except (UserError, *STOPS):  # a wrong declaration, with its file and line, or no error
         raise
     except SyntaxError as error:
         line = f", line {error.lineno}" if error.lineno else ""
         raise UserError(f"{error.filename or file}{line}: {error.msg}") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         frame = user_frame(error)
         line = f", line {frame.lineno}:" if frame else ""
         raise UserError(

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from headtohead.common.errors import UserError, first_line, unknown
+from headtohead.common.stop import STOPS
 from headtohead.kernels.attention.scored import NORMALIZATIONS, Change, numbered, visible_to_itself
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.user_code import located, user_frame, user_place
@@ -32,6 +33,8 @@ FACTS = ("heads", "context")
 """Arguments without a default that are given from the model's shape."""
 _EXACT, _ROWS = 2048, 256
 """Contexts up to the first length are counted pair by pair, longer ones on a sample of rows."""
+_KEYS, _NEAR = 8192, 2048
+"""Rows with more keys than the first number are counted on their first and last `_NEAR` keys and a sample of the others."""
 _MAX_NUMBERS = 2**28
 """Numbers in one learned tensor: 1 GiB for each layer."""
 
@@ -152,10 +155,14 @@ def declare(function: Callable[..., Any], normalize: str) -> Score:
         raise UserError(f"{place}: {unknown('normalization', str(normalize), NORMALIZATIONS)}")
     name = function.__name__ if function.__name__.isidentifier() else "score"  # a lambda
     parameters = list(inspect.signature(function).parameters.values())
-    given = tuple(parameter.name for parameter in parameters)
-    if given[:4] != ARGUMENTS:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    given = tuple(parameter.name for parameter in parameters[:4] if parameter.kind in positional)
+    if given != ARGUMENTS:
+        shown = inspect.Signature(
+            [one.replace(default=one.empty, annotation=one.empty) for one in parameters]
+        )
         raise UserError(
-            f"{place}: {name}({', '.join(given)}) must begin with (s, head, i, j); options follow: cap: float = 30.0"
+            f"{place}: {name}{shown} must begin with (s, head, i, j); options follow: cap: float = 30.0"
         )
     try:
         hints = typing.get_type_hints(function)
@@ -167,7 +174,7 @@ def declare(function: Callable[..., Any], normalize: str) -> Score:
     known = {*FACTS, *(name for name, kind, _ in found.fields if kind is int)}
     for argument, spec in found.learned.items():
         for dim in spec.dims:
-            if not (dim in known if isinstance(dim, str) else isinstance(dim, int) and dim > 0):
+            if not (dim in known if isinstance(dim, str) else type(dim) is int and dim > 0):
                 allowed = ", ".join(sorted(known))
                 raise UserError(
                     f"{place}: dimension {dim!r} of learned {argument} is not a number above 0 or one of {allowed}"
@@ -290,9 +297,9 @@ def bind(options: Any, heads: int, context: int) -> Change:
             return change(s, head, i, j, *tables)
         try:
             scores = change(s, head, i, j, *tables)
-        except (torch.OutOfMemoryError, MemoryError, UserError):
+        except (torch.OutOfMemoryError, MemoryError, UserError, *STOPS):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             if (frame := user_frame(error)) is None:
                 raise
             raise UserError(located(error, frame)) from error
@@ -388,22 +395,44 @@ def visible_keys(options: Any, heads: int, trained: int, context: int) -> float:
     """Return the mean number of keys that a query attends to in a context, over queries and heads.
 
     `trained` is the context that the model was built for. A longer context than `_EXACT` is counted on `_ROWS` rows, one
-    drawn from each stretch of equal length.
+    drawn from each stretch of equal length, and on at most `_KEYS` keys of each.
     """
     change = bind(options, heads, trained)
     with torch.device("cpu"), torch.no_grad():
-        rows = torch.arange(context)
+        generator = torch.Generator().manual_seed(0)
         if context > _EXACT:
-            drawn = torch.rand(_ROWS, generator=torch.Generator().manual_seed(0))
+            drawn = torch.rand(_ROWS, generator=generator)
             rows = ((torch.arange(_ROWS) + drawn) * (context / _ROWS)).long().clamp_max(context - 1)
+        else:
+            rows = torch.arange(context)
         tables = _sample_tables(options.function, options, heads, trained)
-        head, j, total = torch.arange(heads).view(-1, 1, 1), torch.arange(context), 0
-        for part in rows.split(max(1, 2**22 // (heads * context))):
+        head, total = torch.arange(heads).view(-1, 1, 1), 0.0
+        for part in rows.split(max(1, 2**22 // (heads * min(context, _KEYS)))):
             i = part.unsqueeze(-1)
-            s = torch.zeros(heads, len(part), context)
+            j, weights = _counted_keys(i, context, generator)
+            s = torch.zeros(heads, len(part), j.shape[-1])
             scores = visible_to_itself(s, change(s, head, i, j, *tables), i == j)
-            total += int(((scores != -math.inf) & (j <= i)).sum())
+            total += float((((scores != -math.inf) & (j <= i)) * weights).sum())
     return total / (heads * len(rows))
+
+
+def _counted_keys(i: Tensor, context: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return the keys on which rows i (rows, 1) are counted, (rows, keys) or (keys,), and how many keys each stands for.
+
+    A window and a prefix are at the ends of a row, which are counted key by key. Between them one key is drawn from each
+    stretch of equal length, which is 1 for rows of up to `_KEYS` keys.
+    """
+    if context <= _KEYS:
+        return torch.arange(context), torch.ones(1, dtype=torch.float64)
+    end, drawn = torch.arange(_NEAR), _KEYS - 2 * _NEAR
+    count = (i + 1).clamp_min(_KEYS)
+    length = (count - 2 * _NEAR) / drawn
+    places = torch.arange(drawn) + torch.rand(len(i), drawn, generator=generator, dtype=torch.float64)
+    between = _NEAR + (places * length).long().clamp_max(count - 2 * _NEAR - 1)
+    j = torch.cat((end.expand(len(i), -1), between, count - _NEAR + end), dim=-1)
+    weights = torch.ones(j.shape, dtype=torch.float64)
+    weights[:, _NEAR:-_NEAR] = length
+    return j, weights
 
 
 def _place(function: Callable[..., Any]) -> str:

@@ -1,6 +1,7 @@
 """Errors inside user code, in one line with the file and line of the user's own code.
 
-`sys.exit` in user code is an error like others: it must not end the command without a message.
+`sys.exit` and other classes than `Exception` in user code are errors like others: they must not end the command without a
+message. Only `STOPS` are none.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 
 from headtohead.common.errors import UserError, first_line
+from headtohead.common.stop import STOPS
 
 _PLACES = (
     Path(__file__).parents[2],
@@ -89,9 +91,9 @@ def user_errors(arm: str = "", kind: type | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except UserError:
+    except (UserError, *STOPS):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         frame = user_frame(error)
         prefix = f"arm '{arm}': " if arm else ""
         if frame is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from headtohead.common.errors import UserError
+from headtohead.common.stop import STOPS
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.mechanisms.contract.user_code import describe_error
 from headtohead.model.check import accounted, decodable, raceable
@@ -107,13 +108,17 @@ def _first_failure(check: Check, settings: list[Composed]) -> Finding | None:
             bench.mechanism()
         except UserError as error:
             return Finding("build", where, str(error))
-        except (Exception, SystemExit) as error:
+        except STOPS:
+            raise
+        except BaseException as error:
             return Finding("build", where, f"it cannot be built: {_raised(error)}")
         try:
             check(bench)
         except Failure as failure:
             return Finding(check.__name__, where, str(failure))
-        except (Exception, SystemExit) as error:
+        except STOPS:
+            raise
+        except BaseException as error:
             return Finding(check.__name__, where, f"it raised {_raised(error)}")
     return None
 

@@ -6,6 +6,7 @@ has the kinds about runs and costs, `toy.py` those about the toy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
@@ -28,6 +29,7 @@ from headtohead.study.claims.outcome import (
     Expected,
     Part,
 )
+from headtohead.study.config.spec import StudySpec
 from headtohead.study.config.validation import as_choice, as_texts
 from headtohead.study.store.manifest import Contest
 
@@ -48,6 +50,15 @@ Choices = Annotated[
     Meta(description="a list of values, each a string or a list of strings of which the study has one"),
 ]
 Number = Annotated[float, Meta(gt=-1e300, lt=1e300, description="a number")]
+Margin = Annotated[float, Meta(ge=0, lt=1e300, description="a number, zero or more")]
+Factor = Annotated[float, Meta(gt=0, le=1000, description="a number above 0, at most 1000")]
+Optimizer = Annotated[
+    str,
+    Meta(
+        pattern=r"^([^:]*|adamw:0(\.[0-9]*[1-9])?/0(\.[0-9]*[1-9])?)$",
+        description="a name such as sgd or adamw, or adamw with its betas: adamw:0.9/0.95",
+    ),
+]
 Numbers = Annotated[tuple[Number, ...], Meta(min_length=1, description="a list of numbers")]
 Range = Annotated[
     tuple[Number, ...], Meta(min_length=1, max_length=2, description="a number or a range [low, high]")
@@ -101,11 +112,11 @@ class At:
     corpus: Texts = ()
     size: Texts = ()
     tokens: Count = 0
-    epochs: Number = 0.0
+    epochs: Margin = 0.0
     """How often the text was seen; 0: unknown."""
     tokenizer: Text = ""
     """bytes, or the name of the published one; `unknown` if the paper does not say."""
-    optimizer: Text = ""
+    optimizer: Optimizer = ""
     """adamw, adamw:BETA1/BETA2 or another name; `unknown` if the paper does not say."""
 
 
@@ -154,6 +165,11 @@ class RunCriterion(Criterion):
     needs_tasks: ClassVar[bool] = False
 
     @property
+    def unchanged(self) -> float | None:
+        """The number that means no difference, or None if its numbers are not differences."""
+        return 0.0
+
+    @property
     def place(self) -> dict[str, tuple[str, ...]]:
         """The fields of its contest that are given."""
         return {key: value for key in PLACE if (value := getattr(self, key, ()))}
@@ -173,6 +189,11 @@ class RunCriterion(Criterion):
     def pairs(self) -> list[tuple[str, str]]:
         """The comparisons of arms that it adds to Holm's correction in its contest."""
         return []
+
+    @property
+    def opponents(self) -> list[tuple[str, str]]:
+        """The arms that it compares with each other; an empty name is the baseline."""
+        return self.pairs
 
     @property
     def alone(self) -> bool:
@@ -210,6 +231,42 @@ class RunCriterion(Criterion):
             raise UserError(
                 f"a {self.kind} criterion needs a study of tasks; study '{self.study}' has no tasks"
             )
+
+    def check_numbers(self, of_tasks: bool) -> None:
+        """Raise UserError if no difference has the expected direction and is within the limits."""
+        expected, none = self.expected, self.unchanged
+        if getattr(self, "margin", None) == 0 and expected.expect in ("", "level"):
+            raise UserError("margin = 0 on both sides can never be supported; give a margin above 0")
+        least = -math.inf if expected.at_least is None else expected.at_least
+        most = math.inf if expected.at_most is None else expected.at_most
+        low, high = expected.effect or (least, most)
+        if least > most:
+            raise UserError(f"at_least = {least:g} is above at_most = {most:g}")
+        if low > most or high < least:
+            raise UserError(f"effect = {_range(low, high)} is outside at_least and at_most")
+        above = {"higher": True, "lower": False, "better": of_tasks, "worse": not of_tasks}.get(
+            expected.expect
+        )
+        if none is None or above is None:
+            return
+        if min(high, most) <= none if above else max(low, least) >= none:
+            side = f"{'ratio' if none else 'difference'} {'above' if above else 'below'} {none:g}"
+            judged = f" {'for a task' if of_tasks else 'for a loss'}" * (
+                expected.expect in ("better", "worse")
+            )
+            given = f"effect = {_range(low, high)}"
+            if expected.effect is None:
+                given = f"at_most = {most:g}" if above else f"at_least = {least:g}"
+            raise UserError(f"expect = '{expected.expect}' means a {side}{judged}, got {given}")
+
+    def check_arms(self, spec: StudySpec) -> None:
+        """Raise UserError if it compares an arm of a study with itself."""
+        labels = {name: arm.label for arm in reversed(spec.arms) for name in (arm.text, arm.label)}
+        labels[""] = spec.baseline_arm.label
+        for arm, other in self.opponents:
+            if arm in labels and labels[arm] == labels.get(other):
+                against = f"'{other}'" if other else f"the baseline '{labels['']}'"
+                raise UserError(f"arm '{arm}' is compared with itself: {against} is the same arm")
 
     def outcome(self, evidence: Evidence, contests: Sequence[Contest]) -> Part:
         """Return the outcome from the runs of its contests."""
@@ -273,6 +330,10 @@ class RunCriterion(Criterion):
         return part
 
 
+def _range(low: float, high: float) -> str:
+    return f"{low:g}" if low == high else f"[{low:g}, {high:g}]"
+
+
 def _joined(contests: Sequence[Contest], name: str) -> str:
     return ", ".join(dict.fromkeys(getattr(contest, name) for contest in contests))
 
@@ -289,21 +350,45 @@ class PlacedCriterion(RunCriterion):
     length: Texts = ()
 
 
+def _values(spec: StudySpec, key: str) -> Sequence[str]:
+    """Return the values of one field of the contests of a study, as in `Contest`."""
+    several = spec.contexts if len(spec.contexts) > 1 else ()
+    return {
+        "corpus": spec.corpora or spec.tasks,
+        "size": spec.sizes,
+        "context": [str(context) for context in several],
+        "branch": [exact_count(tokens) for tokens in spec.branches],
+        "shape": spec.shapes,
+        "length": spec.lengths,
+    }[key]
+
+
 def read_criterion(
-    part: Mapping[str, Any], factor: float, arms: Mapping[str, set[str]], of_tasks: Mapping[str, bool]
+    part: Mapping[str, Any], factor: float, studies: Mapping[str, Sequence[StudySpec]]
 ) -> Criterion:
     """Return the criterion in a table; `factor` converts its numbers to bits per byte.
 
-    `arms` and `of_tasks`: the arms of each study, and whether it has tasks.
+    `studies`: each study of the paper at all of its scales.
     """
     kind = as_choice(part.get("kind"), "kind of criterion", tuple(KINDS))
     table = {key: value for key, value in part.items() if key != "kind"}
     criterion = decode(KINDS[kind], table, f"a {kind} criterion")
     if not isinstance(criterion, RunCriterion):
         return criterion
-    study = as_choice(criterion.study, "study of the paper", tuple(arms))
-    criterion.check_study(of_tasks[study])
+    study = as_choice(criterion.study, "study of the paper", tuple(studies))
+    specs = studies[study]
+    of_tasks = bool(specs[0].tasks)
+    criterion.check_study(of_tasks)
+    known = {name for spec in specs for arm in spec.arms for name in (arm.text, arm.label)}
     for arm in criterion.arms:
-        if arm not in arms[study]:
-            raise unknown("arm", arm, arms[study])
-    return criterion if of_tasks[study] else criterion.scaled(factor)
+        if arm not in known:
+            raise unknown("arm", arm, known)
+    for place in criterion.places:
+        for key, names in place.items():
+            allowed = {value for spec in specs for value in _values(spec, key)}
+            if allowed.isdisjoint(names):  # of several, one is enough
+                raise unknown(f"{key} of {study}", names[0], allowed)
+    for spec in specs:
+        criterion.check_arms(spec)
+    criterion.check_numbers(of_tasks)
+    return criterion if of_tasks else criterion.scaled(factor)

@@ -18,7 +18,9 @@ from headtohead.study.claims.criteria import (
     BetterOrWorse,
     Choices,
     Criterion,
+    Factor,
     LowerOrHigher,
+    Margin,
     Number,
     PlacedCriterion,
     Range,
@@ -68,6 +70,11 @@ class ArmCriterion(RunCriterion):
     against: Text = ""
     """Empty: the baseline."""
 
+    @property
+    def opponents(self) -> list[tuple[str, str]]:
+        """The arm and the other."""
+        return [(self.arm, self.against)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class PairCriterion(ArmCriterion, PlacedCriterion):
@@ -115,7 +122,7 @@ class Difference(SteppedCriterion, kind="difference"):
 class Equivalence(SteppedCriterion, kind="equivalence"):
     """The arm differs from another by less than a margin; with expect, on one side of it."""
 
-    margin: Number
+    margin: Margin
     expect: Literal["", "no better", "no worse"] = ""
     effect: Range = ()
 
@@ -211,14 +218,15 @@ class Interaction(PairCriterion, kind="interaction"):
     control: Text
     control_against: Text = ""
     """Empty: the baseline."""
-    share: Number = 1.0
+    share: Factor = 1.0
     """Factor on the control's difference: 0.5 for half of a gain."""
     expect: LowerOrHigher
     effect: Range = ()
 
-    def __post_init__(self) -> None:
-        if self.share <= 0:
-            raise UserError(f"share must be above 0, got {self.share!r}")
+    @property
+    def opponents(self) -> list[tuple[str, str]]:
+        """The arms of both differences."""
+        return [*self.pairs, (self.control, self.control_against)]
 
     def outcome(self, evidence: Evidence, contests: Contests) -> Part:
         """Judge the difference of two arms minus the share of the difference of the two others."""
@@ -235,7 +243,7 @@ class Trend(ArmCriterion, PlacedCriterion, kind="trend"):
     over: Literal["size", "tokens_per_parameter", "context"]
     expect: Literal["lower", "higher", "level", "no higher"]
     effect: Range = ()
-    margin: Number | None = None
+    margin: Margin | None = None
     _WITHIN: ClassVar[dict[str, str]] = {"level": "", "no higher": "no worse"}
 
     def __post_init__(self) -> None:
@@ -336,7 +344,7 @@ class Tasks(ArmCriterion, kind="tasks"):
     effect: Range = ()
     at_least: Number | None = None
     at_most: Number | None = None
-    margin: Number | None = None
+    margin: Margin | None = None
     needs_tasks: ClassVar[bool] = True
 
     def judged_contests(self, evidence: Evidence, found: list[Contest]) -> list[Contest]:
@@ -399,25 +407,32 @@ class Cost(Criterion, kind="cost"):
     """Empty: the baseline of the main study."""
     size: Texts
     quantity: Literal["parameters", "cache", "flops"]
-    ratio: Number
-    tolerance: Number = 0.005
+    ratio: Factor
+    tolerance: Margin = 0.005
+
+    def __post_init__(self) -> None:
+        for arm in filter(None, (self.arm, self.against)):
+            self._amount(arm)
+
+    def _amount(self, arm: str) -> float | None:
+        """Return the quantity of an arm; a mistake in the arm or the size raises UserError."""
+        size = find_size(self.size[0])
+        facts = arm_cost(size, parse_layout(arm).layers(size.layers))
+        return {
+            "parameters": facts["parameters"],
+            "cache": facts["cache_bytes_per_token"],
+            "flops": facts["flops_per_token"]["causal"],
+        }[self.quantity]
 
     def judge(self, basis: Basis, at: At) -> Part:
         """Judge the ratio of parameters, cache or FLOPs."""
         size, against = find_size(self.size[0]), self.against or basis.baseline
-        found = []
-        for arm in (self.arm, against):
-            facts = arm_cost(size, parse_layout(arm).layers(size.layers))
-            table = {
-                "parameters": facts["parameters"],
-                "cache": facts["cache_bytes_per_token"],
-                "flops": facts["flops_per_token"]["causal"],
-            }
-            found.append(table[self.quantity])
+        found = [self._amount(arm) for arm in (self.arm, against)]
         what = f"{self.quantity} of {self.arm} over {against}"
-        if not all(found):
+        mine, other = found
+        if not mine or not other:
             return Part(OPEN, OPEN, PUBLISHED, f"{what}: not defined at {size.name}")
-        ratio = found[0] / found[1]
+        ratio = mine / other
         outcome = SUPPORTED if abs(ratio - self.ratio) <= self.tolerance else CONTRADICTED
         same_side = SUPPORTED if (ratio - 1) * (self.ratio - 1) > 0 else CONTRADICTED
         row = {"what": what, "size": size.name, "values": found, "ratio": ratio, "published": self.ratio}

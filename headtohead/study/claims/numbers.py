@@ -9,7 +9,7 @@ from typing import Literal
 
 from headtohead.common.errors import UserError
 from headtohead.evaluation.stability import final_loss, gradient_tail, spikes, tokens_to_target
-from headtohead.study.claims.criteria import Guard, Number, PlacedCriterion, Range, RunCriterion, Text
+from headtohead.study.claims.criteria import Guard, Margin, Number, PlacedCriterion, Range, RunCriterion, Text
 from headtohead.study.claims.evidence import Evidence
 from headtohead.study.claims.kinds import ArmCriterion
 from headtohead.study.claims.outcome import Compared, Part, decided, equivalence, signed_difference
@@ -31,7 +31,7 @@ class NumberCriterion(ArmCriterion, PlacedCriterion):
     effect: Range = ()
     at_least: Number | None = None
     at_most: Number | None = None
-    margin: Number | None = None
+    margin: Margin | None = None
 
     def __post_init__(self) -> None:
         if (self.expect not in ("lower", "higher")) != (self.margin is not None):
@@ -42,6 +42,16 @@ class NumberCriterion(ArmCriterion, PlacedCriterion):
         sizes = [*self.effect, *(end for end in (self.at_least, self.at_most) if end is not None)]
         if self.compare == "ratio" and min(sizes, default=1.0) <= 0:
             raise UserError("effect, at_least and at_most must be above 0 with compare = 'ratio'")
+
+    @property
+    def unchanged(self) -> float | None:
+        """The number of two equal arms; the arm's own value has none."""
+        return {"difference": 0.0, "ratio": 1.0}.get(self.compare)
+
+    @property
+    def opponents(self) -> list[tuple[str, str]]:
+        """The arm and the other, unless the arm's own value is judged."""
+        return [] if self.compare == "value" else super().opponents
 
     @property
     def alone(self) -> bool:

@@ -21,15 +21,23 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_count
 from headtohead.papers.faster_qk.work import ToyPlan
 from headtohead.study.claims import kinds, numbers, toy  # noqa: F401  (registers the kinds)
-from headtohead.study.claims.criteria import MAIN, At, Criterion, Number, Text, decode, read_criterion
+from headtohead.study.claims.criteria import MAIN, At, Criterion, Text, decode, read_criterion
 from headtohead.study.config.shipped import shipped_studies
-from headtohead.study.config.spec import build_study, changed_settings, read_study, with_stored_names
+from headtohead.study.config.spec import (
+    StudySpec,
+    build_study,
+    changed_settings,
+    read_study,
+    with_stored_names,
+)
 from headtohead.study.config.validation import (
     as_number,
     as_table,
@@ -155,6 +163,9 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     return Paper(name, main.scales, tuple(claims), plans, others)
 
 
+PerUnit = Annotated[float, Meta(ge=1e-3, le=1e6, description="a number from 0.001 to 1,000,000")]
+
+
 @dataclass(frozen=True)
 class _About:
     """The table [paper]."""
@@ -163,14 +174,12 @@ class _About:
     about: Text = ""
     unit: Literal["bits_per_byte", "nats_per_token", "nats_per_word"] = "bits_per_byte"
     """The unit of the numbers in criteria."""
-    bytes_per_unit: Number | None = None
+    bytes_per_unit: PerUnit | None = None
 
     def __post_init__(self) -> None:
-        in_bits = self.unit == "bits_per_byte"
-        if in_bits != (self.bytes_per_unit is None) or (self.bytes_per_unit or 1.0) <= 0:
+        if (self.unit == "bits_per_byte") != (self.bytes_per_unit is None):
             raise UserError(
-                f"unit={self.unit}: nats_per_token and nats_per_word need bytes_per_unit above 0; "
-                "bits_per_byte takes none"
+                f"unit={self.unit}: nats_per_token and nats_per_word need bytes_per_unit; bits_per_byte takes none"
             )
 
     @property
@@ -180,26 +189,22 @@ class _About:
 
 
 class _Study:
-    """The settings of one study by scale, and the names that criteria may use."""
+    """The settings of one study by scale, and as a study at each scale."""
 
     def __init__(self, name: str, place: str, common: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
         self.scales: dict[str, dict[str, Any]] = {}
-        self.arms: set[str] = set()
-        on_tasks: set[bool] = set()
+        self.specs: list[StudySpec] = []
         for scale in (name for name in SCALES if name in tables):
             settings = changed_settings(common, as_table(tables[scale], f"{place}.{scale}"))
             self.scales[scale] = {"name": f"{name}{scale}"} | settings
             try:
-                spec = build_study(self.scales[scale])
+                self.specs.append(build_study(self.scales[scale]))
             except UserError as error:
                 raise UserError(f"{place}.{scale}: {error}") from None
-            self.arms |= {text for arm in spec.arms for text in (arm.text, arm.label)}
-            on_tasks.add(bool(spec.tasks))
-        if len(on_tasks) > 1:
+        if len({bool(spec.tasks) for spec in self.specs}) > 1:
             raise UserError(
                 f"{place}: some scales use tasks, others corpora; all scales must use the same kind"
             )
-        self.of_tasks = True in on_tasks
 
 
 def _also(paper: str, given: Mapping[str, Any]) -> dict[str, _Study]:
@@ -267,6 +272,8 @@ def _toy(tables: Mapping[str, Any]) -> dict[str, ToyPlan]:
 
 def _claim(entry: Mapping[str, Any], factor: float, studies: Mapping[str, _Study]) -> Claim:
     name = as_text(entry.get("id"), "a claim's id")
+    if not name.strip():
+        raise UserError(f"a claim's id is empty; its statement is {entry.get('statement', '')!r:.80}")
     try:
         check_known(entry, {"id", "statement", "published", "at", "criteria", "ours"}, "claim setting")
         at = decode(At, as_table(entry.get("at", {}), "at"), "at")
@@ -275,10 +282,9 @@ def _claim(entry: Mapping[str, Any], factor: float, studies: Mapping[str, _Study
             raise UserError(
                 "criteria takes a list of tables such as {kind = 'difference', arm = ..., expect = ...}"
             )
-        arms = {name: study.arms for name, study in studies.items()}
-        of_tasks = {name: study.of_tasks for name, study in studies.items()}
+        specs = {name: study.specs for name, study in studies.items()}
         tables = [as_table(part, "a criterion") for part in given]
-        criteria = tuple(read_criterion(table, factor, arms, of_tasks) for table in tables)
+        criteria = tuple(read_criterion(table, factor, specs) for table in tables)
         if not any(criterion.decides for criterion in criteria):
             raise UserError("decides = false in every criterion leaves nothing to judge; remove it from one")
         texts = (as_text(entry.get("statement"), "statement"), as_text(entry.get("published"), "published"))

@@ -20,6 +20,7 @@ from msgspec import Struct, convert
 from headtohead.common import VERSION
 from headtohead.common.errors import UserError, first_line
 from headtohead.common.files import canonical_json, digest, read_json, write_json
+from headtohead.common.stop import STOPS
 from headtohead.common.worker_process import WorkerProcess
 from headtohead.data.shards import cache_dir
 from headtohead.mechanisms.contract.terms import Composed
@@ -104,7 +105,9 @@ def check_run(spec: RunSpec, execution: ExecutionSettings, layers: Sequence[Comp
             micro = execution.micro or micro_batch(size, batches.sequences, device)
             trial = trial_of(dataset, batches, size.context, training.precision, micro, device)
             return check_causality_halving(model, trial, shake=True)
-    except (Exception, SystemExit) as error:
+    except STOPS:
+        raise
+    except BaseException as error:
         frame = user_frame(error)
         if frame is None or out_of_memory(error):  # its runs may fail the same way and are recorded as failed
             return _unchecked(first_line(error))

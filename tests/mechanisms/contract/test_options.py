@@ -67,6 +67,8 @@ def test_texts_become_values() -> None:
         ({"steps": "0"}, "at least 1"),
         ({"steps": "8"}, "at most 7"),
         ({"steps": "many"}, "takes a int, got 'many'"),
+        ({"steps": "４"}, "takes a int, got '４'"),
+        ({"steps": "1_0"}, "takes a int, got '1_0'"),
         ({"kind": "sof"}, "did you mean 'soft'"),
         ({"flag": "perhaps"}, "true or false"),
         ({"rate": "inf"}, "rate=inf must be finite"),

@@ -50,6 +50,9 @@ def defined(*arguments: str, body: str = "s") -> str:
         (defined(f"reach: int = 0, t: {LEARNED}('reach')"), "default of f: reach=0 is too small; at least 1"),
         (defined(f"t: {LEARNED}('heads', init=torch.inf)"), "argument t of f has init=inf, std=0"),
         (defined(f"t: {LEARNED}('heads', std=-1.0)"), "argument t of f has init=0, std=-1"),
+        (defined(f"t: {LEARNED}(True)"), "dimension True of learned t is not a number above 0"),
+        ("@h2h.score\ndef f(*, s, head, i, j): ...", "f(*, s, head, i, j) must begin with (s, head, i, j)"),
+        ("@h2h.score\ndef f(s, head, i, *j): ...", "f(s, head, i, *j) must begin with (s, head, i, j)"),
         (defined(f"t: {LEARNED}('heads', 10**12)"), "the shape (4, 1000000000000); at most 268,435,456"),
     ],
 )
@@ -59,6 +62,10 @@ def test_a_wrong_declaration_is_one_line_with_its_place(tmp_path: Path, source: 
     assert words in str(caught.value)
     assert "mine.py, line 4: " in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_first_arguments_can_be_positional_only(tmp_path: Path) -> None:
+    assert built(tmp_path, "@h2h.score\ndef f(s, head, i, j, /, cap: float = 1.0):\n    return s")
 
 
 def test_a_function_without_the_decorator_is_named_if_the_file_has_nothing_else(tmp_path: Path) -> None:

@@ -62,6 +62,10 @@ published = "some"
 at = {{size = "nano", tokens = 1024}}
 criteria = [{criteria}]
 """
+SINK = '{kind = "probe", probe = "indicators", path = "mean.sink", arm = "a"'
+COST = '{kind = "cost", arm = "sharing:tie=kv", size = "nano", quantity = "cache", ratio = 0.5}'
+CHANGE = '{kind = "change", arm = "a", over = "size", values = ["nano", "1m"], expect = "lower"}'
+WORSE = '{kind = "difference", arm = "a", expect = "worse"'
 # Common part of the seeds and own part of each arm: intervals of about +-0.005 at five seeds.
 COMMON, OWN = (0.0, 0.3, -0.2, 0.1, 0.4), (0.004, -0.004, 0.002, -0.003, 0.001)
 
@@ -298,6 +302,95 @@ def test_an_open_criterion_gives_its_reason(tmp_path: Path) -> None:
 def test_an_error_in_a_file_is_named(tmp_path: Path, part: str, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         read_paper(written(tmp_path, part))
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ('{kind = "equivalence", arm = "a", margin = -1}', "margin takes a number, zero or more, got -1"),
+        ('{kind = "equivalence", arm = "a", margin = 0}', "give a margin above 0"),
+        ('{kind = "trend", arm = "a", over = "size", expect = "level", margin = -1}', "zero or more, got -1"),
+        ('{kind = "curve", arm = "a", quantity = "spikes", margin = -1}', "zero or more, got -1"),
+        (COST.replace("}", ", tolerance = -1}"), "tolerance takes a number, zero or more"),
+        (COST.replace("0.5", "0"), "ratio takes a number above 0"),
+        (COST.replace("0.5", "-1"), "ratio takes a number above 0"),
+        (WORSE + ", at_least = 2, at_most = 1}", "at_least = 2 is above at_most = 1"),
+        (WORSE + ", effect = 3, at_most = 1}", "effect = 3 is outside at_least and at_most"),
+        (WORSE + ", effect = [1, 2], at_least = 3}", "effect = [1, 2] is outside at_least and at_most"),
+        (WORSE + ", effect = -0.5}", "'worse' means a difference above 0 for a loss, got effect = -0.5"),
+        (WORSE + ", at_most = 0}", "got at_most = 0"),
+        (SINK + ', expect = "lower", at_least = 0}', "'lower' means a difference below 0, got at_least = 0"),
+        (
+            SINK + ', expect = "lower", compare = "ratio", effect = 2}',
+            "means a ratio below 1, got effect = 2",
+        ),
+        (WORSE + ', against = "a"}', "arm 'a' is compared with itself: 'a' is the same arm"),
+        (WORSE + ', against = "sharing:tie=kv"}', "'sharing:tie=kv' is the same arm"),
+        (
+            '{kind = "difference", arm = "standard", expect = "worse"}',
+            "the baseline 'standard' is the same arm",
+        ),
+        ('{kind = "order", first = "a", then = ["b", "a"]}', "arm 'a' is compared with itself"),
+        (
+            '{kind = "interaction", arm = "a", control = "b", control_against = "b", expect = "lower"}',
+            "arm 'b' is compared with itself",
+        ),
+        (WORSE + ", at = {epochs = -1}}", "at.epochs takes a number, zero or more, got -1"),
+        (WORSE + ', at = {optimizer = "adamw:x/y"}}', "at.optimizer takes a name such as"),
+        (WORSE + ', at = {optimizer = "sgd:0.9"}}', "at.optimizer takes a name such as"),
+    ],
+)
+def test_a_criterion_that_nothing_can_fulfill_is_rejected(tmp_path: Path, part: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        read_paper(written(tmp_path, part))
+    assert "p.toml: claim p.1: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (WORSE + ', size = "nanoo"}', "unknown size of study 'nanoo'; did you mean 'nano'"),
+        (WORSE + ', size = ["5m", "foo"]}', "unknown size of study '5m'"),
+        (WORSE + ', shape = "foo"}', "unknown shape of study 'foo'"),
+        (WORSE + ', length = "foo"}', "unknown length of study 'foo'"),
+        (WORSE + ', corpus = "nosuch"}', "unknown corpus of study 'nosuch' (allowed: file:x)"),
+        (WORSE + ', context = "abc"}', "unknown context of study 'abc' (allowed: none)"),
+        (WORSE + ', branch = "1k"}', "unknown branch of study '1k' (allowed: none)"),
+        (CHANGE.replace('"1m"', '"foo"'), "unknown size of study 'foo'"),
+        (COST.replace("nano", "nanoo"), "unknown size 'nanoo'; did you mean 'nano'"),
+        (COST.replace("sharing:tie=kv", "sharin"), "unknown mechanism 'sharin'"),
+        (COST.replace("sharing:tie=kv", "gated:kv_heads=3"), "kv_heads=3"),
+        (COST.replace("}", ', against = "gatd"}'), "unknown mechanism 'gatd'"),
+        (WORSE + ", needs_tasks = true}", "unknown setting 'needs_tasks'"),
+    ],
+)
+def test_a_misspelled_name_in_a_criterion_is_found_before_training(
+    tmp_path: Path, part: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_paper(written(tmp_path, part))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        WORSE + ', size = "1m"}',  # a size of scale small only
+        WORSE + ', corpus = "file:x", shape = "as_is", length = "tokens"}',
+        WORSE + ", effect = [-0.1, 0.2]}",
+        WORSE + ', at = {optimizer = "adamw:0/0.95"}}',
+        '{kind = "equivalence", arm = "a", margin = 0, expect = "no worse"}',
+        SINK.replace('"a"', '"standard"') + ', compare = "value", expect = "lower", effect = 0.3}',
+    ],
+)
+def test_a_criterion_that_can_be_fulfilled_is_valid(tmp_path: Path, part: str) -> None:
+    assert len(read_paper(written(tmp_path, part)).claims) == 1
+
+
+def test_a_claim_needs_an_id(tmp_path: Path) -> None:
+    path = written(tmp_path, WORSE + "}")
+    path.write_text(path.read_text().replace('"p.1"', '""'))
+    with pytest.raises(UserError, match=r"p\.toml: a claim's id is empty; its statement is 'said'"):
+        read_paper(path)
 
 
 def test_a_missing_scale_a_study_without_claims_and_an_unknown_paper_are_named(tmp_path: Path) -> None:
@@ -564,7 +657,6 @@ def probed(
 
 
 LABELS = ("standard", "a", "b")
-SINK = '{kind = "probe", probe = "indicators", path = "mean.sink", arm = "a"'
 LOW, HIGH = [0.10, 0.11, 0.12, 0.11, 0.10], [0.20, 0.22, 0.23, 0.20, 0.21]
 
 
@@ -665,9 +757,6 @@ def test_a_median_needs_six_seeds(tmp_path: Path) -> None:
 def test_an_invalid_probe_criterion_is_rejected(tmp_path: Path, criterion: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_paper(written(tmp_path, criterion))
-
-
-COST = '{kind = "cost", arm = "sharing:tie=kv", size = "nano", quantity = "cache", ratio = 0.5}'
 
 
 def test_every_criterion_is_recorded_with_its_outcome_and_place(tmp_path: Path) -> None:

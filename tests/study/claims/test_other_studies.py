@@ -35,7 +35,7 @@ seeds = 2
 [scale.paper]
 [also.lists]
 arms = ["standard", {{arm = "sharing:tie=qk", name = "a"}}, {{arm = "sharing:tie=qk,pos2d=true", name = "b"}}]
-tasks = ["recall:train=40", "induction:train=40"]
+tasks = {tasks}
 tokens = 2048
 batch = 1024
 seeds = 2
@@ -52,9 +52,15 @@ REPAIRS = '{kind = "tasks", study = "lists", arm = "b", against = "a", expect = 
 EVEN = {"recall": 0.06, "induction": 0.02}
 
 
-def written(folder: Path, criterion: str, scales: str = SCALES, corpus: str = "x") -> Path:
+def written(
+    folder: Path,
+    criterion: str,
+    scales: str = SCALES,
+    corpus: str = "x",
+    tasks: tuple[str, ...] = ("recall:train=40", "induction:train=40"),
+) -> Path:
     path = folder / "p.toml"
-    path.write_text(FILE.format(scales=scales, criterion=criterion, corpus=corpus))
+    path.write_text(FILE.format(scales=scales, criterion=criterion, corpus=corpus, tasks=list(tasks)))
     return path
 
 
@@ -72,7 +78,7 @@ def judged(
 
     `guessed` is the score of a constant answer by task.
     """
-    paper = read_paper(written(folder, criterion))
+    paper = read_paper(written(folder, criterion, tasks=("recall", "induction")))
     results: dict[str, RunResult] = {}
     entries = []
     for task, gain in gains.items():
@@ -271,6 +277,13 @@ def test_errors_in_another_study_are_named(tmp_path: Path, scales: str, criterio
         read_paper(written(tmp_path, criterion, scales))
 
 
+def test_an_effect_against_the_direction_of_a_metric_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"'better' means a difference above 0 for a task, got effect = -0.04"
+    ):
+        read_paper(written(tmp_path, REPAIRS.replace("0.04", "-0.04")))
+
+
 def test_the_positional_terms_claim_has_a_study() -> None:
     paper = read_paper(find_paper("sharing"))
     claim = next(claim for claim in paper.claims if claim.id == "sharing.9")
@@ -381,10 +394,19 @@ def test_counts_of_the_toy_are_validated(tmp_path: Path, line: str, message: str
     assert read_paper(path).toy["smoke"].seeds == 2
 
 
-@pytest.mark.parametrize("share", ["0", "-1"])
+@pytest.mark.parametrize("value", ["0", "-1", "1e-299", "1e299"])
+def test_bytes_per_unit_outside_its_limits_are_rejected(tmp_path: Path, value: str) -> None:
+    path = written(tmp_path, REPAIRS)
+    path.write_text(path.read_text().replace("4.4", value))
+    message = r"p\.toml: \[paper\]: bytes_per_unit takes a number from 0\.001 to 1,000,000, got"
+    with pytest.raises(UserError, match=message):
+        read_paper(path)
+
+
+@pytest.mark.parametrize("share", ["0", "-1", "1e299"])
 def test_a_share_must_be_positive(tmp_path: Path, share: str) -> None:
     criterion = f'{{kind = "interaction"{ON_RECALL}, control = "a", expect = "higher", share = {share}}}'
-    with pytest.raises(UserError, match="share must be above 0, got"):
+    with pytest.raises(UserError, match="share takes a number above 0, at most 1000, got"):
         read_paper(written(tmp_path, criterion))
 
 
@@ -506,7 +528,7 @@ def test_an_invalid_start_is_rejected(tmp_path: Path, old: str, new: str, messag
 def test_a_criterion_can_use_each_runs_best_step(tmp_path: Path, ahead: float, direction: str) -> None:
     """At the last step b equals standard; at its best step it differs."""
     part = f'{{kind = "difference"{ON_RECALL}, expect = "better", step = "best"}}'
-    paper = read_paper(written(tmp_path, part))
+    paper = read_paper(written(tmp_path, part, tasks=("recall", "induction")))
     contest = Contest("recall", "recall", "nano", "as_is", "tokens")
     entries, results = [], {}
     for label, level in (("standard", 0.5), ("a", 0.5), ("b", 0.5 + ahead)):
