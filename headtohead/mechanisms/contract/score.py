@@ -417,7 +417,7 @@ def visible_keys(options: Any, heads: int, trained: int, context: int) -> float:
 
 
 def _counted_keys(i: Tensor, context: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return the keys on which rows i (rows, 1) are counted, (rows, keys) or (keys,), and how many keys each stands for.
+    """Return the keys on which rows i (rows, 1) are counted, (rows, keys) or (keys,), and how many keys each represents.
 
     A window and a prefix are at the ends of a row, which are counted key by key. Between them one key is drawn from each
     stretch of equal length, which is 1 for rows of up to `_KEYS` keys.
