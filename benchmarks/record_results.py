@@ -107,6 +107,8 @@ def main() -> None:
         name for name, path in found.items() if not any(run.finished() for run in Store(path).runs())
     ]:
         parser.error(f"{given.source}: no finished runs in {', '.join(empty)}; remove them or run them first")
+    if unjudged := [name for name, path in found.items() if not (path / "verdicts.json").is_file()]:
+        parser.error(f"{given.source}: no verdicts.json in {', '.join(unjudged)}; run h2h report there first")
     counted: set[str] = set()
     rows = {name: cells(path, counted) for name, path in found.items()}
     for name, path in found.items():

@@ -5,7 +5,8 @@
 
 The studies of the folder are restored in a temporary directory without the judged runs that are drawn, and the `h2h` command after `--` is
 executed there: it has only these runs left to do. The results must be equal to the last bit but for `late_fall`, the mean of logged
-losses: a branch was logged at the steps of its trunk, and is trained without it here. The last line is one JSON document with the commit that trained them again; the exit code is 1 if a run differs, or none was trained.
+losses: a branch was logged at the steps of its trunk, and is trained without it here. The last line is one JSON document with the
+commit that trained them again; the exit code is 1 if a run differs, or none was trained.
 """
 
 from __future__ import annotations

@@ -38,6 +38,26 @@ def test_a_study_is_not_recorded_over_itself(
     assert (tmp_path / "study.json").read_text() == "{}"
 
 
+def test_a_study_without_verdicts_replaces_nothing(
+    recorder: ModuleType,
+    tmp_path: Path,
+    story: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, target = tmp_path / "race", tmp_path / "results"
+    study = h2h.Study(arms=["standard"], corpus=f"file:{story}", tokens=512, batch=256, seeds=1)
+    study.run(out, workers=1, quiet=True, device="cpu")
+    (out / "verdicts.json").unlink()
+    target.mkdir()
+    (target / "verdicts.json").write_text("[]")
+    monkeypatch.setattr(sys, "argv", ["record_results.py", str(out), str(target)])
+    with pytest.raises(SystemExit, match="2"):
+        recorder.main()
+    assert "no verdicts.json in study; run h2h report there first" in capsys.readouterr().err
+    assert [path.name for path in target.iterdir()] == ["verdicts.json"]
+
+
 def test_a_recorded_study_can_be_restored_and_its_table_names_where_it_ran(
     recorder: ModuleType, tmp_path: Path, story: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
